@@ -1,0 +1,4 @@
+"""Why self-attention needs its skip connection: the library behind the notebooks.
+
+Layers, each importing only from those before it: theory, transforms, models, training, companion.
+"""

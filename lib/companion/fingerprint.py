@@ -1,0 +1,125 @@
+"""Fingerprints of what a result depends on: code, notebook, preset, rules, data and pinned versions.
+
+A fingerprint of code covers a module and everything of `lib` that it imports, by the text of the files without
+comments, docstrings and blank lines: a better docstring does not make a result stale, a changed line does.
+Nothing here imports torch, so that a workflow with nothing to do answers at once.
+"""
+
+import ast
+import hashlib
+import io
+import json
+import re
+import tokenize
+from pathlib import Path
+
+import yaml
+
+from lib.files import ROOT
+
+# The pinned packages that decide a number or the look of a figure.
+DECIDING_PACKAGES = ("accelerate", "datasets", "matplotlib", "numpy", "pandas", "scipy", "seaborn", "timm", "torch",
+                     "torchvision")
+
+
+def digest(value: object) -> str:
+    """Return 16 hexadecimal digits that identify a JSON-like value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def code_fingerprint(*modules: str) -> str:
+    """Fingerprint the named `lib` modules and every `lib` module they import."""
+    return digest(reached_modules(*modules))
+
+
+def reached_modules(*modules: str) -> dict[str, str]:
+    """Return the named `lib` modules and all that they import, each with what counts of its source."""
+    reached: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        path = _path(name)
+        if path is None or name in reached:
+            continue
+        source = path.read_text()
+        reached[name] = _without_comments(source)
+        waiting += _imports(source)
+    return reached
+
+
+def notebook_code(path: Path) -> str:
+    """Return the code of a notebook, cells joined; neither prose nor outputs count."""
+    cells = json.loads(path.read_text())["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def inputs_fingerprint(notebook: str, preset: str) -> str:
+    """Fingerprint all that a notebook's results depend on in a preset; where it changes, they are stale."""
+    path = notebook_path(notebook)
+    claims = yaml.safe_load((ROOT / "data" / "claims.yaml").read_text())["claims"]
+    preset_file = preset_path(notebook, preset)
+    return digest({
+        "notebook": notebook_code(path),
+        "code": code_fingerprint(*_imports(notebook_code(path))),
+        "preset": yaml.safe_load(preset_file.read_text()) if preset_file.exists() else None,
+        "rules": {name: claim for name, claim in claims.items() if claim["notebook"] == notebook},
+        "data": (ROOT / "data" / "fashion_mnist" / "SHA256SUMS").read_text(),
+        "versions": pinned_versions(),
+    })
+
+
+def pinned_versions() -> list[str]:
+    """Return the lines of requirements.lock that pin a package which decides results."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return [line for line in lines if re.split("[=<>;[ ]", line)[0] in DECIDING_PACKAGES]
+
+
+def notebooks() -> list[str]:
+    """Return the names of the project's notebooks, in order."""
+    return sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def notebook_path(notebook: str) -> Path:
+    """Return the file of a notebook."""
+    return ROOT / "notebooks" / f"{notebook}.ipynb"
+
+
+def preset_path(notebook: str, preset: str) -> Path:
+    """Return the file of a notebook's preset; quick has none, it is the notebook's own defaults."""
+    return ROOT / "notebooks" / "presets" / preset / f"{notebook}.yaml"
+
+
+def _path(module: str) -> Path | None:
+    """Return the file of a `lib` module, None for anything else."""
+    base = ROOT.joinpath(*module.split("."))
+    candidates = (base.with_suffix(".py"), base / "__init__.py")
+    return next((path for path in candidates if module.split(".")[0] == "lib" and path.exists()), None)
+
+
+def _imports(source: str) -> list[str]:
+    """Return the `lib` modules that a source imports, and the packages they lie in."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    names = {name for name in names if name.split(".")[0] == "lib"}
+    packages = {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
+    return sorted(name for name in names | packages if _path(name))
+
+
+def _without_comments(source: str) -> str:
+    """Return a source's lines without comments, docstrings and blank lines."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(
+                    first.value.value, str):
+                lines[first.lineno - 1:first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())

@@ -1,0 +1,208 @@
+"""Typed notebook parameters and their presets.
+
+A notebook declares its parameters in one cell tagged `parameters`, a line each:
+
+    epochs: int = 6  # passes over the training set
+
+so that papermill can list and replace them. The next cell calls `validate`, which reads the declarations from the
+history of executed cells, coerces what YAML spells differently, and refuses what it does not know: papermill only
+warns about a misspelt name.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import yaml
+from IPython import get_ipython
+
+from lib import files
+from lib.companion.fingerprint import preset_path
+from lib.errors import InputError, unknown
+
+PRESETS = ("smoke", "quick", "gpu", "paper")
+PRESET_VARIABLE = "COMPANION_PRESET"
+EXECUTION_ONLY = ("device", "workers")  # parameters that do not make a run another experiment
+
+Rule = Callable[[str, object], None]
+
+
+class Parameters(SimpleNamespace):
+    """The validated parameters as attributes, `notebook`, and the `preset` that they amount to.
+
+    `preset` is smoke, quick, gpu or paper if the values are exactly that preset's, else custom.
+    """
+
+    def experiment(self) -> dict:
+        """Return the parameters that decide numbers."""
+        return {name: value for name, value in vars(self).items()
+                if name not in ("notebook", "preset", *EXECUTION_ONLY)}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One line of the parameters cell."""
+
+    type: str
+    default: object
+
+
+def validate(notebook: str, **rules: Rule) -> Parameters:
+    """Check the parameters of the notebook that is running and return them.
+
+    Call it in the cell after the parameters cell. `rules` maps parameter names to `between`
+    or `choice`. The environment variable COMPANION_PRESET applies a preset where parameters cannot be injected (nbval).
+    Raises InputError naming the parameter, its value, what is allowed and the nearest valid name.
+    """
+    namespace = get_ipython().user_ns
+    history = namespace["In"]
+    position = _parameters_cell(history)
+    declared = declarations(history[position])
+    _refuse_unknown(history[position + 1:], declared)
+    values = {name: namespace[name] for name in declared}
+    preset = os.environ.get(PRESET_VARIABLE)
+    if preset:
+        values |= preset_values(notebook, preset, declared)
+    checked = check(values, declared, rules)
+    return Parameters(notebook=notebook, preset=_preset_of(checked, notebook, declared, rules), **checked)
+
+
+def check(values: dict, declared: dict[str, Declaration], rules: dict[str, Rule]) -> dict:
+    """Return `values` coerced to their declared types, after applying the rules.
+
+    Raises InputError for an unknown name, a wrong type or a value that breaks a rule.
+    """
+    for name in values:
+        if name not in declared:
+            raise unknown("parameter", name, declared)
+    for name in rules:
+        if name not in declared:
+            raise unknown("parameter in the rules", name, declared)
+    checked = {name: _coerce(name, value, declared[name].type) for name, value in values.items()}
+    for name, rule in rules.items():
+        if checked.get(name) is not None:
+            rule(name, checked[name])
+    return checked
+
+
+def declarations(cell: str) -> dict[str, Declaration]:
+    """Read the parameters cell: the type and the default of each name."""
+    declared = {}
+    for node in ast.parse(cell).body:
+        if not isinstance(node, ast.AnnAssign) or node.value is None:
+            raise InputError(f"parameters cell, line {node.lineno}: write 'name: type = literal  # help'")
+        declared[node.target.id] = Declaration(ast.unparse(node.annotation), ast.literal_eval(node.value))
+    return declared
+
+
+def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) -> dict:
+    """Return what a preset changes: nothing for quick, else the content of notebooks/presets/<preset>/<notebook>.yaml."""
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    if preset == "quick":
+        return {}
+    path = preset_path(notebook, preset)
+    if not path.exists():
+        raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
+    values = yaml.safe_load(path.read_text()) or {}
+    for name in values:
+        if name not in declared:
+            raise unknown(f"parameter in {path.relative_to(files.ROOT)}:", name, declared)
+    return values
+
+
+def between(low: float, high: float = float("inf")) -> Rule:
+    """Allow numbers from `low` to `high`, both included; for a list, each of its numbers."""
+    def rule(name: str, value: object) -> None:
+        for number in _each(value):
+            if not low <= number <= high:
+                limit = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+                raise InputError(f"{name} is {number}; allowed: {limit}, nearest: {min(max(low, number), high)}")
+    return rule
+
+
+def choice(*allowed: object) -> Rule:
+    """Allow only the given values; for a list, each of its items."""
+    def rule(name: str, value: object) -> None:
+        for item in _each(value):
+            if item not in allowed:
+                raise unknown(name, item, allowed)
+    return rule
+
+
+def device(name: str) -> str:
+    """Turn 'auto' into the GPU if there is one, else the CPU. Raises InputError where a GPU is asked for in vain."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is 'cuda', but this machine shows no GPU to torch; use 'cpu' or 'auto'")
+    return name
+
+
+def _each(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _coerce(name: str, value: object, kind: str) -> object:
+    """Convert `value` to the declared type where nothing is lost; refuse it in words otherwise."""
+    base = kind.removesuffix(" | None")
+    if value is None and base != kind:
+        return None
+    if base.startswith("list["):
+        if not isinstance(value, list):
+            raise InputError(f"{name} is {value!r}; it must be a list: {kind}")
+        if not value:
+            raise InputError(f"{name} is empty; give at least one value")
+        return [_coerce(f"{name}[{index}]", item, base[5:-1]) for index, item in enumerate(value)]
+    if base == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if base == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value):
+        return float(value)  # YAML reads 3e-4 as a string
+    if base == "str" and isinstance(value, bool):
+        raise InputError(f"{name} is {value}; YAML reads yes, no, on and off as true and false: put it in quotes")
+    types = {"int": int, "str": str, "bool": bool, "dict": dict}
+    if base in types and type(value) is types[base]:
+        return value
+    raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type {kind}")
+
+
+def _parameters_cell(history: list[str]) -> int:
+    """Return the position of the latest executed cell that consists of declarations."""
+    for position in range(len(history) - 1, -1, -1):
+        try:
+            body = ast.parse(history[position]).body
+        except SyntaxError:  # a cell with an IPython magic
+            continue
+        if body and all(isinstance(node, ast.AnnAssign) for node in body):
+            return position
+    raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first")
+
+
+def _refuse_unknown(later_cells: list[str], declared: dict[str, Declaration]) -> None:
+    """Raise for a name that papermill injected and nobody declared; its cell opens with '# Parameters'.
+
+    The cell's source is read, not the namespace, so that re-running cells by hand never trips.
+    """
+    for cell in later_cells:
+        if cell.lstrip().startswith("# Parameters"):
+            for node in ast.parse(cell).body:
+                if node.targets[0].id not in declared:
+                    raise unknown("parameter", node.targets[0].id, declared)
+
+
+def _preset_of(checked: dict, notebook: str, declared: dict[str, Declaration], rules: dict[str, Rule]) -> str:
+    """Name the preset whose values these are; custom where they are nobody's."""
+    def experiment(values: dict) -> dict:
+        return {name: value for name, value in values.items() if name not in EXECUTION_ONLY}
+
+    defaults = {name: declaration.default for name, declaration in declared.items()}
+    for preset in PRESETS:
+        if preset == "quick" or preset_path(notebook, preset).exists():
+            expected = check(defaults | preset_values(notebook, preset, declared), declared, rules)
+            if experiment(expected) == experiment(checked):
+                return preset
+    return "custom"

@@ -1,0 +1,45 @@
+"""Where and with what a result was computed: versions, checkout, machine."""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+
+import torch
+
+from lib.files import ROOT
+
+NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "numpy", "scipy")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide numbers."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name)
+                                                    for name in NUMERICAL_PACKAGES}
+
+
+def lock_hash() -> str:
+    """Return the digest of requirements.lock."""
+    return hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()[:16]
+
+
+def git_state() -> dict:
+    """Return the commit of the checkout and whether tracked files differ from it; None where git cannot say."""
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def machine(device: str) -> dict:
+    """Describe the machine and the device a result was computed on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {"device": device, "device_name": name, "cores": os.cpu_count(), "system": platform.system()}

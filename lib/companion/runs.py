@@ -1,0 +1,285 @@
+"""The run store: load a run that exists, finish one that was interrupted, start one that is missing.
+
+`data/runs/<function>/<hash>/` holds config.json, metrics.jsonl (a line per epoch), result.json, provenance.json and
+model.safetensors; while a run is unfinished also checkpoint.safetensors. The hash covers the configuration, the data,
+the code the run executes and the versions of the numerical packages. result.json is written last and carries the
+digests of the others, so a folder with a matching result.json is whole.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas
+import torch
+from filelock import FileLock
+from tqdm.auto import tqdm
+
+from lib import files
+from lib.companion import fingerprint, provenance
+from lib.errors import InputError
+from lib.training import checkpoint, loop
+
+SCHEMA = 1
+QUIET_SECONDS = 15  # the longest silence before the progress of a running job is reported
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its configuration, result (`train`'s, without the history), history and folder."""
+
+    config: loop.TrainConfig
+    hash: str
+    folder: Path
+    result: dict
+    history: list[dict]
+
+    def load_model(self) -> torch.nn.Module:
+        """Return the trained model, on the CPU, in evaluation mode."""
+        model = loop.build_model(self.config)
+        model.load_state_dict(checkpoint.read(self.folder / "model.safetensors"))
+        return model.eval()
+
+
+def store() -> Path:
+    """Return the folder of all runs: the environment variable COMPANION_RUNS, or data/runs."""
+    return Path(os.environ.get("COMPANION_RUNS", files.ROOT / "data" / "runs"))
+
+
+def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
+                report: Callable[[str], None] | None = None) -> list[Run]:
+    """Return a finished run for every configuration, in order, computing only what the store lacks.
+
+    `function(config, folder, report)` is `lib.training.loop.train` or of its form. Missing runs are computed in
+    `workers` processes of one CPU thread each (the calling process never touches a GPU); 0 computes them here.
+    `report` receives one line at a time on what is loaded, running, done, or set aside because it was damaged.
+    Raises what a run raises; whatever else was running keeps its last checkpoint.
+    """
+    if not configs:
+        raise InputError("no runs were asked for: give at least one configuration (are the seeds empty?)")
+    report = report or (lambda line: None)
+    names = _labels(configs)
+    jobs = [_Job(function, config, *_place(function, config)) for config in configs]
+    missing = [index for index, job in enumerate(jobs) if job.load(report) is None]
+    report(f"{len(jobs) - len(missing)} of {len(jobs)} runs loaded from the store, {len(missing)} to compute")
+    if missing:
+        _compute([jobs[index] for index in missing], [names[index] for index in missing], workers, report)
+    return [job.load(report) for job in jobs]
+
+
+def table(runs: Sequence[Run]) -> pandas.DataFrame:
+    """Return a row per run: its configuration (model arguments as columns) and its final scores."""
+    rows = []
+    for run in runs:
+        divergence = run.result["divergence"] or {}
+        scores = {key: value for key, value in run.result.items() if isinstance(value, int | float)}
+        rows.append(_flat(run.config) | {"hash": run.hash, "diverged": divergence.get("kind"),
+                                         "diverged_epoch": divergence.get("epoch"),
+                                         "diverged_step": divergence.get("step")} | scores)
+    return pandas.DataFrame(rows)
+
+
+def history(runs: Sequence[Run]) -> pandas.DataFrame:
+    """Return a row per run and epoch: the configuration and the epoch's plain numbers."""
+    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash} | _numbers(row)
+                             for run in runs for row in run.history])
+
+
+def log_kappa(runs: Sequence[Run]) -> pandas.DataFrame:
+    """Return a row per run, epoch, place and block: the median ln κ over images, and how many were infinite."""
+    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash, "epoch": row["epoch"]} | entry
+                             for run in runs for row in run.history for entry in row.get("log_kappa", [])])
+
+
+def block_gradient_norms(runs: Sequence[Run]) -> pandas.DataFrame:
+    """Return a row per run, epoch and block: the gradient's norm at the epoch's last step, before clipping."""
+    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash, "epoch": row["epoch"], "block": index,
+                                                  "gradient_norm": norm}
+                             for run in runs for row in run.history
+                             for index, norm in enumerate(row.get("block_gradient_norm", {}).values())])
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One configuration and its place in the store."""
+
+    function: Callable
+    config: loop.TrainConfig
+    hash: str
+    folder: Path
+    data_digest: str
+
+    def load(self, report: Callable[[str], None]) -> Run | None:
+        """Return the finished run, None where there is none; set a damaged one aside and say so."""
+        if not (self.folder / "result.json").exists():
+            return None
+        try:
+            stored = _read_json(self.folder / "result.json")
+            if stored["schema"] != SCHEMA:
+                raise InputError(f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
+                                 "move the folder away to compute the run again")
+            for name, expected in stored["digests"].items():
+                if _file_digest(self.folder / name) != expected:
+                    raise checkpoint.CorruptFile(f"{name} does not match its digest")
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+            return Run(self.config, self.hash, self.folder, stored["result"], [json.loads(line) for line in lines])
+        except (checkpoint.CorruptFile, OSError, KeyError, TypeError) as error:
+            self.set_aside(error, report)
+            return None
+
+    def set_aside(self, error: Exception, report: Callable[[str], None]) -> None:
+        """Rename the folder, so that the run is computed again and the damaged files can be looked at."""
+        number = 1
+        while (aside := self.folder.with_name(f"{self.folder.name}.damaged-{number}")).exists():
+            number += 1
+        os.replace(self.folder, aside)
+        report(f"run {self.hash} is damaged ({error}); set aside as {aside.name}, computed again")
+
+    def execute(self) -> list[str]:
+        """Compute the run unless another process has meanwhile; return what there is to say about it."""
+        notes: list[str] = []
+        with FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock"):
+            if self.load(notes.append) is None:
+                self._compute(notes.append)
+        return notes
+
+    def _compute(self, report: Callable[[str], None]) -> None:
+        files.make_folder(self.folder)
+        files.remove_temporaries(self.folder)
+        files.write(self.folder / "config.json", _json(asdict(self.config)))
+        git, start = provenance.git_state(), time.perf_counter()
+        try:
+            result = self.function(self.config, self.folder, self._write_metrics)
+        except checkpoint.CorruptFile as error:
+            self.set_aside(error, report)
+            return self._compute(report)
+        self._write_metrics(result.pop("history"))
+        device = getattr(self.config, "device", "cpu")
+        files.write(self.folder / "provenance.json", _json({
+            "git": git, "lock": provenance.lock_hash(), "data": self.data_digest, "versions": provenance.versions(),
+            "machine": provenance.machine(device), "seed": self.config.seed,
+            "seconds": time.perf_counter() - start, "seconds_per_epoch": result.pop("seconds"),
+            "peak_memory_bytes": _peak_memory(device)}))
+        names = ("config.json", "metrics.jsonl", "provenance.json", "model.safetensors")
+        digests = {name: _file_digest(self.folder / name) for name in names}
+        files.write(self.folder / "result.json", _json({"schema": SCHEMA, "result": result, "digests": digests}))
+        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def _write_metrics(self, rows: list[dict]) -> None:
+        files.write(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _place(function: Callable, config: loop.TrainConfig) -> tuple[str, Path, str]:
+    """Return a configuration's hash, its folder and the digest of its data."""
+    data = loop.dataset(config)
+    versions = {name: version for name, version in provenance.versions().items() if name != "python"}
+    name = fingerprint.digest({"config": asdict(config), "data": data.digest, "versions": versions,
+                              "code": fingerprint.code_fingerprint(function.__module__)})
+    return name, store() / function.__name__ / name, data.digest
+
+
+def _compute(jobs: list[_Job], names: list[str], workers: int, report: Callable[[str], None]) -> None:
+    """Execute the jobs and report each as it finishes."""
+    if workers == 0:
+        for job in jobs:
+            for note in job.execute():
+                report(note)
+        return
+    before = set(multiprocessing.active_children())
+    pool = concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"),
+                                                  initializer=_start_worker)
+    try:
+        waiting = {pool.submit(job.execute): index for index, job in enumerate(jobs)}
+        _follow(waiting, jobs, names, report)
+        pool.shutdown()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+
+
+def _follow(waiting: dict, jobs: list[_Job], names: list[str], report: Callable[[str], None]) -> None:
+    """Report jobs as they finish, and in long silences the epoch that running ones have reached."""
+    total, spoken, epochs_said = len(waiting), time.monotonic(), {}
+    with tqdm(total=total, disable="JPY_SESSION_NAME" not in os.environ) as bar:
+        while waiting:
+            done, _ = concurrent.futures.wait(waiting, timeout=1, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                index = waiting.pop(future)
+                for note in future.result():
+                    report(note)
+                run = jobs[index].load(report)
+                bar.update()
+                report(f"[{total - len(waiting)}/{total}] {names[index]}: {_outcome(run)}")
+                spoken = time.monotonic()
+            if time.monotonic() - spoken > QUIET_SECONDS:
+                for index in waiting.values():
+                    metrics = jobs[index].folder / "metrics.jsonl"
+                    epoch = len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
+                    if epoch > epochs_said.get(index, 0):
+                        report(f"      {names[index]}: epoch {epoch} of {jobs[index].config.epochs}")
+                        epochs_said[index], spoken = epoch, time.monotonic()
+
+
+def _outcome(run: Run) -> str:
+    seconds = sum(_read_json(run.folder / "provenance.json")["seconds_per_epoch"])
+    divergence = run.result["divergence"]
+    broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
+    return f"top-1 {run.result['test_top1']:.1f} %{broken} ({seconds:.0f} s)"
+
+
+def _start_worker() -> None:
+    """Use one CPU thread, and end with the parent even if that is killed."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _flat(config: loop.TrainConfig) -> dict:
+    """Return a configuration as one flat dict, model arguments included."""
+    fields = asdict(config)
+    return fields | fields.pop("model_args")
+
+
+def _numbers(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not isinstance(value, dict | list)}
+
+
+def _labels(configs: Sequence) -> list[str]:
+    """Name each configuration by the fields in which the configurations differ."""
+    rows = [_flat(config) for config in configs]
+    names = dict.fromkeys(key for row in rows for key in row)
+    varying = [key for key in names if len({repr(row.get(key)) for row in rows}) > 1] or ["model"]
+    return [", ".join(f"{key} {row[key]}" for key in varying if key in row) for row in rows]
+
+
+def _peak_memory(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise checkpoint.CorruptFile(f"{path.name} is not JSON") from error
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

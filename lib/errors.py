@@ -1,0 +1,20 @@
+"""One kind of error for bad input: a single line that names the value seen, what is allowed, and the nearest valid choice."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Report bad input in one line; a notebook shows the line without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython prints instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def unknown(kind: str, value: object, allowed: Iterable[object]) -> InputError:
+    """Build the error for a `value` that is not among the `allowed` ones, naming the nearest."""
+    choices = sorted(str(choice) for choice in allowed)
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {value!r}{hint} (allowed: {', '.join(choices)})")

@@ -1,0 +1,56 @@
+"""Where the project keeps its files, and writes that are whole or not at all."""
+
+import os
+from pathlib import Path
+
+from lib.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class StorageError(InputError):
+    """Say that a file or folder cannot be written, and what to do about it."""
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path` so that a crash leaves the old file or the new one, never a part.
+
+    Raises StorageError where the disk is full or the folder cannot be written.
+    """
+    if isinstance(content, str):
+        content = content.encode()
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    finally:
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError:  # a read-only folder holds no temporary file either
+            pass
+
+
+def make_folder(path: Path) -> Path:
+    """Create a folder and those above it, and return it. Raises StorageError where that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    return path
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what a killed process left of its unfinished writes in `folder`."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink()
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"cannot write {path}: {error.strerror}; free space there, or set COMPANION_RUNS to a folder "
+                        "that can be written")

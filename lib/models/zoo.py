@@ -1,0 +1,105 @@
+"""The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
+
+Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy.
+"""
+
+import difflib
+import inspect
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from lib.errors import InputError
+from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int,
+    img_size: int | tuple[int, int] | None = None,
+    skip: str = "both",
+    **timm_kwargs: Any,
+) -> nn.Module:
+    """Create a timm model, with `skip` saying which skips its blocks keep.
+
+    Args:
+        name: A timm model of the families vit (ViT and DeiT), swin, cait, pvt_v2 and convmixer, with or without a
+            pretrained tag; or the family's name alone for timm's class with the given arguments, such as
+            `create_model("convmixer", num_classes=10, dim=64, depth=6, kernel_size=5, patch_size=7, in_chans=1)`.
+        num_classes: Number of classes; 0 leaves the head out.
+        img_size: Image size in pixels, one number or (height, width); None for timm's own. PVT v2 and ConvMixer
+            take any size that passes the check, so it is checked for them and not passed on.
+        skip: "both" leaves the timm model untouched: same state_dict, same outputs. "no_sab", "no_ffn" and "none"
+            let the output of that branch replace its input in every block. ConvMixer has "both" and "none" only.
+        timm_kwargs: Whatever else timm takes: `pretrained=True`, `drop_path_rate=0.1`, …
+
+    Returns:
+        The timm model, in train mode, mapping images (B, C, H, W) to logits (B, num_classes).
+
+    Raises:
+        InputError: For an unknown name, a model of another family, an unsupported skip, an image size that is not a
+            multiple of the patch size or too small, blocks of another kind, and arguments that timm refuses.
+    """
+    family = _family_named(name)
+    check_skip(family, skip)
+    arguments = {"num_classes": num_classes, **timm_kwargs}
+    if img_size is not None:
+        _check_image_size(family, name, arguments, img_size)
+        if "img_size" in inspect.signature(family.model).parameters:
+            arguments["img_size"] = img_size
+    model = _build(family, name, arguments)
+    if skip != "both":
+        remove_skips(model, skip)
+    return model
+
+
+def blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List each (name, block) of a model in the order in which the blocks run.
+
+    Raises InputError for a model of another family, and for blocks of another class than the supported ones.
+    """
+    return [(name, block) for name, block, _ in find_blocks(model)]
+
+
+def _family_named(name: str) -> Family:
+    names = {family.name: {family.name, *_timm_names(family.modules)} for family in FAMILIES.values()}
+    for family in FAMILIES.values():
+        if name in names[family.name]:
+            return family
+    supported = f"supported: timm's models of the families {', '.join(FAMILIES)}, or a family's name alone"
+    if name in _timm_names():
+        raise InputError(f"model {name!r} is of another family ({supported})")
+    nearest = difflib.get_close_matches(str(name), set().union(*names.values()), n=1, cutoff=0)[0]
+    raise InputError(f"unknown model {name!r}; did you mean {nearest!r}? ({supported})")
+
+
+def _timm_names(modules: tuple[str, ...] = ()) -> set[str]:
+    return {*timm.list_models(module=modules), *timm.list_models(module=modules, include_tags=True)}
+
+
+def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        return family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise InputError(f"timm cannot build {name!r} from the arguments given: {error}") from error
+
+
+def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_size: int | tuple[int, int]) -> None:
+    sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+        raise InputError(f"img_size {img_size!r} must be one positive whole number of pixels, or (height, width)")
+    described = {key: value for key, value in arguments.items() if key not in ("pretrained", "checkpoint_path", "device")}
+    with torch.device("meta"):  # only the patch size is wanted: takes no memory and draws no random number
+        patch_sizes = family.patch_size(_build(family, name, described))
+    for side, patch in zip(sides, patch_sizes, strict=True):
+        if side < family.least_image_size:
+            raise InputError(f"image size {side} is too small for {name}: it needs {family.least_image_size} pixels")
+        if side % patch:
+            nearest = [size for size in (side - side % patch, side - side % patch + patch) if size]
+            raise InputError(
+                f"image size {side} is not divisible by the patch size {patch} of {name}"
+                f" (nearest valid sizes: {', '.join(map(str, nearest))})"
+            )

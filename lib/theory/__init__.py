@@ -1,0 +1,1 @@
+"""Pure functions on tensors: no model, no file, no plot."""

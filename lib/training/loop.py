@@ -1,0 +1,341 @@
+"""The training loop: one supervised run, from a configuration to its metrics, resumable at every epoch.
+
+Built on accelerate (devices, several processes, gradient accumulation) and timm's factories (optimiser, cosine
+schedule with warm-up, EMA, mixup). Two properties hold by construction:
+
+* **Exact resume.** Everything random in an epoch (data order, augmentation, dropout, mixup) is seeded from
+  (seed, epoch) alone, so a run resumed at an epoch's start repeats what it would have done, bit for bit.
+* **Divergence is a result.** Removing skips is meant to break training: what broke, and at which step, is
+  recorded in the result; it is not an exception.
+"""
+
+import contextlib
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy
+import torch
+from accelerate import Accelerator
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from lib.errors import InputError, unknown
+from lib.models import probe, zoo
+from lib.theory.conditioning import condition_number, summarise_log_kappa
+from lib.training import checkpoint
+from lib.training.data import ImageData, load
+
+EXPLOSION_WINDOW = 20  # steps over which the loss is averaged before it is called exploded
+EXPLOSION_FACTOR = 2.0  # times ln(classes), the loss of a constant guess
+EVALUATION_BATCH = 500
+PLACES = ("sab", "sab_with_input", "ffn", "ffn_with_input")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides the numbers of one run (the run store hashes it).
+
+    `batch_size` is the global batch: `accumulation` splits it into that many micro-batches, several processes
+    share it. `warmup` is a fraction of all steps. `ema` is the decay of the averaged weights, 0 for none; with it
+    the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
+    block is measured each epoch, 0 for none. Raises InputError for a value out of its range.
+    """
+
+    data: str
+    model: str
+    seed: int
+    epochs: int
+    learning_rate: float
+    model_args: dict = field(default_factory=dict)
+    skip: str = "both"
+    img_size: int | None = None
+    channels: int | None = None
+    train_images: int | None = None
+    test_images: int | None = None
+    validation: float = 0.1
+    batch_size: int = 64
+    optimizer: str = "adamw"
+    weight_decay: float = 0.05
+    warmup: float = 0.15
+    minimum_learning_rate: float = 0.0
+    clip: float = 1.0
+    augment: str = "none"
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+    ema: float = 0.0
+    precision: str = "float32"
+    compile: bool = False
+    accumulation: int = 1
+    device: str = "cpu"
+    probe_images: int = 32
+
+    def __post_init__(self):
+        for name, minimum in {"seed": 0, "epochs": 1, "batch_size": 1, "accumulation": 1, "probe_images": 0}.items():
+            if getattr(self, name) < minimum:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+        if not self.learning_rate > 0:
+            raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
+        if self.batch_size % self.accumulation:
+            raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.device not in ("cpu", "cuda"):
+            raise unknown("device", self.device, ("cpu", "cuda"))
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device is 'cuda', but this machine shows no GPU to torch; use device 'cpu' or 'auto'")
+
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def dataset(config: TrainConfig) -> ImageData:
+    """Load the data that `config` names."""
+    return load(config.data, img_size=config.img_size, channels=config.channels, validation=config.validation,
+                train_images=config.train_images, test_images=config.test_images)
+
+
+def build_model(config: TrainConfig) -> nn.Module:
+    """Create the model that `config` describes, with the initial weights of its seed."""
+    data = dataset(config)
+    torch.manual_seed(config.seed)
+    return zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
+                            in_chans=data.channels, **config.model_args)
+
+
+def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
+    """Train as `config` says, resuming from the checkpoint in `folder` if it holds one; return the result.
+
+    Scores are read at the epoch with the best validation top-1, so that a run that breaks late is judged by the best
+    model it had: {"history": a row per epoch, row 0 at initialisation, "best_epoch", "validation_top1", "test_top1"
+    in percent, "test_loss", "final_test_top1" (None where the loss became non-finite; training stops there),
+    "parameters", "divergence": None or {"kind", "epoch", "step"}, "seconds": per epoch}. The best epoch's weights end
+    up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    """
+    run = _Run(config, folder)
+    for epoch in range(run.epoch + 1, config.epochs + 1):
+        if run.divergence and run.divergence["kind"] == "non-finite":
+            break
+        run.train_epoch(epoch)
+        run.save()
+        if report:
+            report(run.history)
+    return run.finish()
+
+
+class _Run:
+    """The state of one run between epochs."""
+
+    def __init__(self, config: TrainConfig, folder: Path):
+        self.config, self.folder, self.data = config, folder, dataset(config)
+        self.accelerator = Accelerator(cpu=config.device == "cpu", gradient_accumulation_steps=config.accumulation)
+        self.device = self.accelerator.device
+        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
+        self.steps = self.data.train.num_images // config.batch_size
+        if not self.steps:
+            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
+
+        self.net = build_model(config).to(self.device)
+        fused = {"fused": True} if config.optimizer == "adamw" else {}  # one kernel for all parameters
+        self.optimizer = create_optimizer_v2(self.net, config.optimizer, lr=config.learning_rate,
+                                             weight_decay=config.weight_decay, **fused)
+        updates = config.epochs * self.steps
+        self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, lr_min=config.minimum_learning_rate,
+                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
+        self.ema = ModelEmaV3(self.net, decay=config.ema) if config.ema else None
+        trained = torch.compile(self.net) if config.compile else self.net
+        self.model, self.stepper = self.accelerator.prepare(trained, self.optimizer)
+        self.mixup = self._mixup()
+
+        self.epoch, self.history, self.divergence, self.seconds, self.best = 0, [], None, [], {}
+        saved = folder / "checkpoint.safetensors"
+        if saved.exists():
+            self._resume(checkpoint.read(saved))
+        else:
+            self.history.append({"epoch": 0, "train_loss": None, "learning_rate": 0.0} | self._evaluate_epoch())
+
+    def train_epoch(self, epoch: int) -> None:
+        config, start = self.config, time.perf_counter()
+        _seed_everything(config.seed, epoch, self.shard[0])
+        criterion = SoftTargetCrossEntropy() if self.mixup else nn.CrossEntropyLoss(
+            label_smoothing=config.label_smoothing)
+        self.model.train()
+        losses, norms, block_norms = [], [], {}
+        batches = self.data.train.batches(
+            config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
+            augment=config.augment, drop_last=True, train=True, shard=self.shard)
+        for index, (images, labels) in zip(range(self.steps * config.accumulation), batches):
+            step, last = divmod(index, config.accumulation)
+            self.schedule.step_update((epoch - 1) * self.steps + step)
+            if self.mixup:
+                images, labels = self.mixup(images, labels)
+            with self.accelerator.accumulate(self.model):
+                with self._autocast():
+                    loss = criterion(self.model(images), labels)
+                self.accelerator.backward(loss)
+                if self.accelerator.sync_gradients:
+                    if step == self.steps - 1:
+                        block_norms = self._block_gradient_norms()
+                    norms.append(self.accelerator.clip_grad_norm_(self.net.parameters(), config.clip))
+                self.stepper.step()
+                self.stepper.zero_grad()
+            losses.append(loss.detach())
+            if last == config.accumulation - 1 and self.ema:
+                self.ema.update(self.net)
+            if (step + 1) % EXPLOSION_WINDOW == 0 and self._diverged(epoch, losses):
+                break
+        self._diverged(epoch, losses)
+        self.epoch = epoch
+        row = {"epoch": epoch, "train_loss": _finite(torch.stack(losses).mean()),
+               "learning_rate": self.optimizer.param_groups[0]["lr"],
+               "gradient_norm": _finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
+        row |= self._evaluate_epoch()
+        self.history.append(row)
+        self.seconds.append(time.perf_counter() - start)
+
+    def save(self) -> None:
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder / "checkpoint.safetensors", {
+                "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
+                "divergence": self.divergence, "seconds": self.seconds, "model": self.net.state_dict(),
+                "optimizer": self.optimizer.state_dict(), "ema": self.ema.module.state_dict() if self.ema else None,
+                "best": self.best})
+
+    def finish(self) -> dict:
+        """Score the last and the best epoch on the test split; keep the best epoch's weights."""
+        stopped = self.divergence is not None and self.divergence["kind"] == "non-finite"
+        final = None if stopped else self._evaluate(self.data.test)["top1"]
+        self._evaluated_model().load_state_dict(self.best["weights"])
+        best = self._evaluate(self.data.test)
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder / "model.safetensors", self.best["weights"])
+        return {"history": self.history, "best_epoch": self.best["epoch"], "validation_top1": self.best["top1"],
+                "test_top1": best["top1"], "test_loss": best["loss"], "final_test_top1": final,
+                "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+                "divergence": self.divergence or _collapse(self.history), "seconds": self.seconds}
+
+    def _resume(self, state: dict) -> None:
+        if state["config"] != asdict(self.config):
+            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
+        self.net.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema:
+            self.ema.module.load_state_dict(state["ema"])
+        self.epoch, self.history = state["epoch"], state["history"]
+        self.divergence, self.seconds, self.best = state["divergence"], state["seconds"], state["best"]
+
+    def _mixup(self) -> Mixup | None:
+        config = self.config
+        if not config.mixup and not config.cutmix:
+            return None
+        return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.label_smoothing,
+                     num_classes=self.data.num_classes)
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, PRECISIONS[self.config.precision])
+
+    def _evaluated_model(self) -> nn.Module:
+        return self.ema.module if self.ema else self.net
+
+    @torch.no_grad()
+    def _evaluate(self, split) -> dict:
+        """Return the mean cross-entropy and the top-1 in percent on a whole split."""
+        model = self._evaluated_model().eval()
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for images, labels in split.batches(EVALUATION_BATCH, device=self.device, train=False, shard=self.shard):
+            with self._autocast():
+                logits = model(images)
+            loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+            correct = (logits.argmax(-1) == labels).sum()
+            totals += torch.stack([loss, correct, torch.tensor(len(labels), device=self.device)]).double()
+        loss, correct, count = self.accelerator.reduce(totals).tolist()
+        return {"loss": _finite(loss / count), "top1": 100 * correct / count}
+
+    def _evaluate_epoch(self) -> dict:
+        """Return the part of an epoch's row that the model as it stands decides."""
+        validation = self._evaluate(self.data.validation)
+        row = {"validation_loss": validation["loss"], "validation_top1": validation["top1"]}
+        if not self.best or validation["top1"] > self.best["top1"]:
+            weights = {name: tensor.clone() for name, tensor in self._evaluated_model().state_dict().items()}
+            self.best = {"epoch": self.epoch, "top1": validation["top1"], "weights": weights}
+        if self.config.probe_images:
+            images, _ = next(iter(self.data.validation.batches(self.config.probe_images, device=self.device,
+                                                               train=False)))
+            row["log_kappa"] = block_conditions(self.net, images)
+        return row
+
+    def _block_gradient_norms(self) -> dict[str, float | None]:
+        return {name: _finite(torch.stack([p.grad.norm() for p in block.parameters() if p.grad is not None]).norm())
+                for name, block in zoo.blocks(self.net)}
+
+    def _diverged(self, epoch: int, losses: list[torch.Tensor]) -> bool:
+        """Record a non-finite or exploded loss; return whether training must stop."""
+        window = torch.stack(losses[-EXPLOSION_WINDOW * self.config.accumulation:])
+        first_step = (epoch - 1) * self.steps
+        broken = (~window.isfinite()).nonzero()
+        if len(broken):
+            index = len(losses) - len(window) + broken[0].item()
+            self.divergence = {"kind": "non-finite", "epoch": epoch,
+                               "step": first_step + index // self.config.accumulation}
+            return True
+        limit = EXPLOSION_FACTOR * math.log(self.data.num_classes)
+        if not self.divergence and window.mean() > limit:
+            self.divergence = {"kind": "explosion", "epoch": epoch,
+                               "step": first_step + (len(losses) - 1) // self.config.accumulation}
+        return False
+
+
+@torch.no_grad()
+def branch_kappas(model: nn.Module, images: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
+    """Measure κ of every block's branch outputs, with and without the branch's input added.
+
+    `images` is (B, C, H, W). Returns κ of the (n, d) token matrices, a (B,) tensor for each place of PLACES and block.
+    """
+    traces = probe.branch_outputs(model, images)
+    return {place: {trace.name: condition_number(getattr(trace, place))
+                    for trace in traces if getattr(trace, place) is not None} for place in PLACES}
+
+
+def block_conditions(model: nn.Module, images: torch.Tensor) -> list[dict]:
+    """Summarise `branch_kappas`: a row per place and block with the median ln κ (None: none finite) and counts."""
+    rows = []
+    for place, kappas in branch_kappas(model, images).items():
+        for index, kappa in enumerate(kappas.values()):
+            summary = summarise_log_kappa(kappa)
+            rows.append({"place": place, "block": index} | summary
+                        | {"median_log_kappa": _finite(summary["median_log_kappa"])})
+    return rows
+
+
+def _collapse(history: list[dict]) -> dict | None:
+    """Find a collapse: validation top-1 ends below half of its best, the best being at least twice the initial one."""
+    scores = [row["validation_top1"] for row in history]
+    best = max(range(len(scores)), key=scores.__getitem__)
+    if scores[best] < 2 * scores[0] or scores[-1] >= scores[best] / 2:
+        return None
+    epoch = next(e for e in range(best, len(scores)) if max(scores[e:]) < scores[best] / 2)
+    return {"kind": "collapse", "epoch": epoch, "step": None}
+
+
+def _seed_everything(seed: int, epoch: int, process: int) -> None:
+    """Seed every generator from (seed, epoch, process), so that no generator state need be stored."""
+    state = numpy.random.SeedSequence([seed, epoch, process]).generate_state(1)[0].item()
+    random.seed(state)
+    numpy.random.seed(state)
+    torch.manual_seed(state)
+
+
+def _finite(value: torch.Tensor | float) -> float | None:
+    """Return a plain number, None where it is not finite (JSON has no NaN)."""
+    value = float(value)
+    return value if math.isfinite(value) else None

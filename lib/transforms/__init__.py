@@ -1,0 +1,1 @@
+"""What happens to a batch of images before a model sees it."""

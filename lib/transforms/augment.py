@@ -1,0 +1,53 @@
+"""Augment and normalise whole batches on their device, and name timm's recipe for ImageNet.
+
+`crop_flip` is the usual CIFAR augmentation (He et al. 2016, section 4.2); `RECIPE` is DeiT's (Touvron et al. 2021,
+table 9) through timm's `create_transform`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from timm.data import create_transform
+from torch import Tensor
+
+RECIPE = {
+    "interpolation": "bicubic",
+    "auto_augment": "rand-m9-mstd0.5-inc1",  # RandAugment
+    "re_prob": 0.25,  # random erasing, filled with noise
+    "re_mode": "pixel",
+}
+
+
+def crop_flip(images: Tensor, *, padding: int, generator: torch.Generator) -> Tensor:
+    """Shift each image by up to `padding` pixels over a zero border, and mirror it with probability 1/2.
+
+    Args:
+        images: uint8 (B, C, H, W), on any device.
+        padding: Width of the zero border in pixels.
+        generator: A CPU generator, so that a CPU and a GPU draw the same crops.
+
+    Returns:
+        Tensor of the same shape, type and device.
+    """
+    height, width = images.shape[-2:]
+    top, left = torch.randint(2 * padding + 1, (2, len(images), 1), generator=generator).to(images.device)
+    mirrored = torch.randint(2, (len(images), 1), generator=generator).to(images.device) == 1
+    columns = torch.arange(width, device=images.device)
+    columns = left + torch.where(mirrored, width - 1 - columns, columns)
+    rows = top + torch.arange(height, device=images.device)
+
+    padded = torch.nn.functional.pad(images, [padding] * 4)
+    source = rows[:, :, None] * padded.shape[-1] + columns[:, None, :]  # (B, H, W), places in a flattened channel
+    source = source.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    return padded.flatten(2).gather(2, source).view(images.shape)
+
+
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return float32 (pixel / 255 − mean) / std of uint8 images (B, C, H, W), with `mean` and `std` (C,) in [0, 1]."""
+    scale, shift = 1 / (255 * std), -mean / std
+    return images.float().mul_(scale[:, None, None]).add_(shift[:, None, None])
+
+
+def imagenet_transform(img_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Tensor]:
+    """Return timm's training transform with `RECIPE`: an RGB PIL image to a normalised float (3, img_size, img_size)."""
+    return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPE)

@@ -1,0 +1,78 @@
+"""Augmentation on batches: the same as one image at a time, and the same each time."""
+
+import numpy as np
+import pytest
+import torch
+from standin import picture
+
+from lib.transforms.augment import RECIPE, crop_flip, imagenet_transform, normalise
+
+
+def batch(count=16, channels=3, height=9, width=7):
+    return torch.randint(256, (count, channels, height, width), dtype=torch.uint8, generator=generator(9))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def crop_flip_one_by_one(images, padding, generator):
+    """Draw as `crop_flip` does, then pad, cut and mirror each image by itself in numpy."""
+    top, left = torch.randint(2 * padding + 1, (2, len(images), 1), generator=generator).squeeze(-1).tolist()
+    mirrored = torch.randint(2, (len(images), 1), generator=generator).squeeze(-1).tolist()
+    height, width = images.shape[-2:]
+    result = []
+    for image, y, x, mirror in zip(images.numpy(), top, left, mirrored):
+        padded = np.pad(image, [(0, 0), (padding, padding), (padding, padding)])
+        cut = padded[:, y : y + height, x : x + width]
+        result.append(cut[:, :, ::-1] if mirror else cut)
+    return torch.from_numpy(np.stack(result))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_crop_flip_equals_a_loop_over_images(channels, padding):
+    images = batch(channels=channels)
+    result = crop_flip(images, padding=padding, generator=generator())
+    assert result.dtype == torch.uint8 and result.is_contiguous()
+    assert torch.equal(result, crop_flip_one_by_one(images, padding, generator()))
+
+
+def test_crop_flip_reaches_every_shift_and_both_orientations():
+    image = torch.arange(1, 26, dtype=torch.uint8).view(1, 1, 5, 5)
+    results = crop_flip(image.expand(2000, -1, -1, -1), padding=2, generator=generator())
+    assert len(results.unique(dim=0)) == 5 * 5 * 2
+    unshifted = crop_flip(image.expand(2000, -1, -1, -1), padding=0, generator=generator())
+    assert 0.45 < (unshifted[:, 0, 0, 0] == 5).float().mean() < 0.55
+
+
+def test_crop_flip_depends_on_the_generator_alone():
+    images = batch()
+    first = crop_flip(images, padding=2, generator=generator(1))
+    torch.manual_seed(5)
+    assert torch.equal(first, crop_flip(images, padding=2, generator=generator(1)))
+    assert not torch.equal(first, crop_flip(images, padding=2, generator=generator(2)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_crop_flip_is_the_same_on_a_gpu():
+    images = batch()
+    on_gpu = crop_flip(images.cuda(), padding=2, generator=generator())
+    assert torch.equal(on_gpu.cpu(), crop_flip(images, padding=2, generator=generator()))
+
+
+def test_normalise():
+    images, mean, std = batch(), torch.tensor([0.2, 0.5, 0.7]), torch.tensor([0.1, 0.2, 0.3])
+    expected = (images.double() / 255 - mean.double()[:, None, None]) / std.double()[:, None, None]
+    result = normalise(images, mean, std)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, atol=2e-6, rtol=0)
+
+
+def test_imagenet_recipe_is_deits():
+    transform = imagenet_transform(24, (0.5,) * 3, (0.25,) * 3)
+    names = [type(step).__name__ for step in transform.transforms]
+    assert {"RandomResizedCropAndInterpolation", "RandAugment", "Normalize", "RandomErasing"} <= set(names)
+    assert RECIPE["auto_augment"] == "rand-m9-mstd0.5-inc1" and RECIPE["re_prob"] == 0.25
+    image = transform(picture(1, 2, (40, 30)))
+    assert image.shape == (3, 24, 24) and image.dtype == torch.float32

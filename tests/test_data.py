@@ -1,0 +1,599 @@
+"""Data sets: what is loaded, how it is split and served, and what is said about bad input."""
+
+import gzip
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import standin
+import torch
+from PIL import Image
+
+from lib.errors import InputError
+from lib.training import data
+from lib.training.data import Resident, Streaming, load
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+REAL_CIFAR10 = os.environ.get("COMPANION_CIFAR10")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Forget what was loaded before, and use no local copies."""
+    for name in data.SPECS:
+        monkeypatch.delenv(data._variable(name), raising=False)
+    data._load.cache_clear()
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return standin.make_folder(tmp_path / "set", {"train/cat": 20, "train/dog": 10, "test/cat": 3, "test/dog": 3})
+
+
+def small(**settings):
+    return load("fashion_mnist", **{"train_images": 200, "test_images": 50, **settings})
+
+
+def images_of(split, **settings):
+    batches = list(split.batches(16, **settings))
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def message(*arguments, **settings):
+    with pytest.raises(InputError) as caught:
+        load(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ── The embedded data set ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_embedded_set():
+    fashion = load("fashion_mnist")
+    assert (len(fashion.train), len(fashion.validation), len(fashion.test)) == (5400, 600, 2000)
+    assert (fashion.channels, fashion.img_size, fashion.num_classes) == (1, 28, 10)
+    assert fashion.classes[0] == "T-shirt/top" and fashion.classes[9] == "Ankle boot"
+    assert isinstance(fashion.train, Resident) and fashion.train.pixels.dtype == torch.uint8
+    assert fashion is load("fashion_mnist")
+
+
+def test_embedded_set_is_small_and_licensed():
+    files = list(data.EMBEDDED.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 4_000_000
+    assert "Zalando SE" in (data.EMBEDDED / "LICENSE").read_text()
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_embedded_images_are_debians():
+    fashion = load("fashion_mnist", validation=0)
+    for kind, split, count in [("train", fashion.train, 6000), ("t10k", fashion.test, 2000)]:
+        raw = gzip.decompress((DEBIAN / f"{kind}-images-idx3-ubyte.gz").read_bytes())
+        expected = torch.from_numpy(np.frombuffer(raw, np.uint8, count * 784, offset=16).copy()).view(count, 1, 28, 28)
+        assert torch.equal(split.pixels, expected)
+
+
+def test_embedded_file_that_changed_is_refused(monkeypatch, tmp_path):
+    copy = shutil.copytree(data.EMBEDDED, tmp_path / "data" / "fashion_mnist")
+    monkeypatch.setattr(data, "EMBEDDED", copy)
+    monkeypatch.setattr(data, "ROOT", tmp_path)
+    file = copy / "test-00000-of-00001.parquet"
+    content = bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+    text = message("fashion_mnist")
+    assert file.name in text and "git checkout -- data/fashion_mnist" in text
+    file.unlink()
+    assert f"{file} is missing" in message("fashion_mnist")
+
+
+def test_padding_to_32_adds_zeros():
+    plain, padded, resized = small(), small(img_size=32), small(img_size=14)
+    assert torch.equal(padded.train.pixels[:, :, 2:-2, 2:-2], plain.train.pixels)
+    assert padded.train.pixels.sum() == plain.train.pixels.sum() and padded.img_size == 32
+    assert resized.train.pixels.shape[-2:] == (14, 14)
+
+
+# ── Splits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_validation_split_is_stratified_disjoint_and_deterministic():
+    whole, split = load("fashion_mnist", validation=0), load("fashion_mnist", validation=0.25)
+    assert len(whole.validation) == 0 and list(whole.validation.batches(8)) == []
+    counts = np.bincount(whole.train.labels, minlength=10)
+    assert np.abs(np.bincount(split.validation.labels, minlength=10) - counts / 4).max() <= 1
+    parts = [[image.numpy().tobytes() for image in part.pixels] for part in (split.train, split.validation)]
+    assert sorted(parts[0] + parts[1]) == sorted(image.numpy().tobytes() for image in whole.train.pixels)
+    data._load.cache_clear()
+    assert torch.equal(load("fashion_mnist", validation=0.25).validation.pixels, split.validation.pixels)
+
+
+def test_fewer_images_are_stratified():
+    fashion = small(train_images=100, test_images=40, validation=0.2)
+    assert (len(fashion.train), len(fashion.validation), len(fashion.test)) == (80, 20, 40)
+    assert np.ptp(np.bincount(torch.cat([fashion.train.labels, fashion.validation.labels]))) <= 2
+    assert np.ptp(np.bincount(fashion.test.labels)) <= 2
+
+
+def test_mean_and_std_are_the_training_splits():
+    fashion = small()
+    pixels = fashion.train.pixels.double() / 255
+    assert fashion.mean == pytest.approx([pixels.mean().item()], abs=1e-12)
+    assert fashion.std == pytest.approx([pixels.std(correction=0).item()], abs=1e-12)
+    images, _ = images_of(fashion.train)
+    assert abs(images.mean()) < 1e-4 and abs(images.std() - 1) < 1e-3
+
+
+def test_constant_images_stay_finite(tmp_path):
+    for label in "ab":
+        for number in range(8):
+            (tmp_path / label).mkdir(exist_ok=True)
+            Image.new("L", (8, 8)).save(tmp_path / label / f"{number}.png")
+    images, _ = images_of(load(tmp_path).train)
+    assert images.isfinite().all()
+
+
+# ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    split = small().train
+    order = {key: images_of(split, train=True, seed=key[0], epoch=key[1])[0] for key in [(0, 0), (0, 1), (1, 0)]}
+    torch.manual_seed(7)
+    assert torch.equal(images_of(split, train=True, seed=0, epoch=1)[0], order[0, 1])
+    assert not torch.equal(order[0, 0], order[0, 1]) and not torch.equal(order[0, 0], order[1, 0])
+    for images in order.values():  # each image once
+        assert torch.equal(images.flatten(1).sum(1).sort().values, order[0, 0].flatten(1).sum(1).sort().values)
+
+
+def test_augmentation_depends_on_seed_and_epoch_alone():
+    split = small().train
+    runs = [images_of(split, train=True, augment="crop_flip", seed=3, epoch=epoch)[0] for epoch in (2, 2, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert not torch.equal(runs[0], images_of(split, train=True, seed=3, epoch=2)[0])
+
+
+def test_evaluation_is_in_order_and_never_augmented():
+    split = small().test
+    images, labels = images_of(split, seed=4, epoch=5, augment="crop_flip")
+    expected = (split.pixels.double() / 255 - split.mean[0]) / split.std[0]
+    torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(labels, split.labels) and labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_last_batch(drop_last):
+    split = small(validation=0).train
+    sizes = [len(labels) for _, labels in split.batches(64, drop_last=drop_last, train=True)]
+    assert sizes == ([64, 64, 64] if drop_last else [64, 64, 64, 8])
+    assert len(sizes) == split.num_batches(64, drop_last=drop_last)
+
+
+def test_shards_make_up_the_global_batches():
+    split = small(validation=0).train
+    settings = {"train": True, "seed": 1, "epoch": 2, "drop_last": True}
+    whole = [labels for _, labels in split.batches(16, **settings)]
+    parts = [[labels for _, labels in split.batches(16, **settings, shard=(rank, 2))] for rank in (0, 1)]
+    for batch, *halves in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.stack(halves, 1).flatten(), batch)
+    evaluated = [len(images_of(split, shard=(rank, 3))[1]) for rank in range(3)]
+    assert sum(evaluated) == len(split)
+    with pytest.raises(InputError, match="3 processes"):
+        split.batches(16, **settings, shard=(0, 3))
+
+
+def test_global_random_state_is_left_alone(streamed, folder):
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    images_of(load(folder, img_size=8).train, train=True, augment="imagenet")
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert np.array_equal(before[2], np.random.get_state()[1])
+
+
+def test_device_copy_is_made_once(monkeypatch):
+    split = small().train
+    images_of(split)
+    copies = split._on_device.cache_info().misses
+    images_of(split, train=True, epoch=1)
+    assert copies == split._on_device.cache_info().misses == 1
+
+
+def test_batches_cost_no_more_than_a_bare_loop():
+    split = load("fashion_mnist").train
+    scale, shift = 1 / (255 * split.std[0]), -split.mean[0] / split.std[0]
+
+    def bare():
+        for places in torch.randperm(len(split)).split(64):
+            yield split.pixels[places].float() * scale + shift, split.labels[places]
+
+    def seconds(batches):
+        start = time.perf_counter()
+        for _ in batches:
+            pass
+        return time.perf_counter() - start
+
+    ratios = [seconds(split.batches(64, train=True, epoch=epoch)) / seconds(bare()) for epoch in range(9)]
+    assert np.median(ratios) < 1.5
+
+
+# ── Streaming ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_streaming_evaluates_on_the_same_batches(monkeypatch, folder):
+    resident = load(folder, img_size=6)
+    data._load.cache_clear()
+    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+    streaming = load(folder, img_size=6)
+    assert isinstance(resident.train, Resident) and isinstance(streaming.train, Streaming)
+    assert resident.mean == streaming.mean and resident.std == streaming.std
+    for split in ["train", "validation", "test"]:
+        for a, b in zip(images_of(getattr(resident, split)), images_of(getattr(streaming, split)), strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(*[images_of(d.train, train=True, seed=1, epoch=2, augment="crop_flip")
+                      for d in (resident, streaming)], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("augment", ["crop_flip", "imagenet"])
+def test_workers_change_nothing(monkeypatch, streamed, folder, augment):
+    split = load(folder, img_size=8).train
+    runs = []
+    for workers in (1, 2):
+        monkeypatch.setattr(data, "_cores", lambda workers=workers: workers)
+        runs.append(images_of(split, train=True, seed=1, epoch=1, augment=augment))
+    assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
+    other = images_of(split, train=True, seed=1, epoch=2, augment=augment)
+    assert not torch.equal(runs[0][0], other[0])
+
+
+def test_streaming_parquet_is_mapped_from_disk(monkeypatch, streamed, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("COMPANION_CIFAR10", str(standin.make("cifar10", tmp_path / "cifar10", images_per_class=4)))
+    cifar = load("cifar10", img_size=32)
+    assert isinstance(cifar.train, Streaming) and cifar.train._rows.records.cache_files
+    assert images_of(cifar.train)[0].shape == (36, 3, 32, 32)
+
+
+def test_streaming_names_a_corrupt_image(streamed, folder):
+    (folder / "test" / "dog" / "1.png").write_bytes(b"no image")
+    split = load(folder, img_size=8).test
+    with pytest.raises(InputError, match=r"^corrupt, .*: 1 image \(.*test/dog/1\.png\)[^\n]*$"):
+        images_of(split)
+
+
+def test_streaming_needs_a_size(streamed, folder):
+    assert "pass img_size" in message(folder)
+
+
+# ── Layouts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name, size, images", [("cifar10", 32, 18), ("tiny-imagenet", 64, 360),
+                                                ("imagenet-1k", 24, 1800)])
+def test_hub_layout_as_a_local_copy(monkeypatch, tmp_path, name, size, images):
+    monkeypatch.setenv(data._variable(name), str(standin.make(name, tmp_path)))
+    loaded = load(name, img_size=24 if name == "imagenet-1k" else None)
+    assert "local copy in place of" in loaded.source and "not bit-exact" in loaded.source
+    assert str(tmp_path) not in loaded.source
+    assert (len(loaded.train), loaded.channels, loaded.img_size, loaded.name) == (images, 3, size, name)
+    assert isinstance(loaded.train, Streaming if name == "imagenet-1k" else Resident)
+    batch, labels = next(loaded.test.batches(8))
+    assert batch.shape == (8, 3, size, size) and labels.tolist() == list(range(8))
+
+
+def test_imagenet_crop_keeps_seven_eighths():
+    decoder = data._Decoder(224, 3, crop=224 / 256, pad=0)
+    ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, 320))).convert("RGB")
+    pixels = decoder.array({"bytes": standin.encode(ramp), "path": None})
+    assert np.array_equal(pixels[0, :, 0], np.arange(16, 240))
+
+
+@pytest.mark.skipif(not REAL_CIFAR10, reason="COMPANION_CIFAR10 is not set")
+def test_cifar10_of_the_environment(monkeypatch):
+    monkeypatch.setenv("COMPANION_CIFAR10", REAL_CIFAR10)
+    cifar = load("cifar10", train_images=1000, test_images=500)
+    assert cifar.classes[:2] == ("airplane", "automobile") and cifar.channels == 3 and cifar.img_size == 32
+    assert cifar.mean == pytest.approx((0.491, 0.482, 0.447), abs=0.02)
+    images, labels = images_of(cifar.train, train=True, augment="crop_flip")
+    assert images.shape == (900, 3, 32, 32) and np.ptp(np.bincount(labels)) <= 2
+
+
+def test_image_folder(folder):
+    loaded = load(folder)
+    assert loaded.classes == ("cat", "dog") and loaded.name == "set" and str(folder) in loaded.source
+    assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (27, 3, 6)
+    assert loaded.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    first = np.asarray(Image.open(folder / "test" / "cat" / "0.png")).transpose(2, 0, 1)
+    assert np.array_equal(loaded.test.pixels[0], first)
+
+
+def test_validation_folder_is_the_test_split(folder):
+    (folder / "test").rename(folder / "val")
+    assert len(load(folder).test) == 6
+
+
+def test_flat_folder_is_split(tmp_path):
+    standin.make_folder(tmp_path, {"cat": 20, "dog": 40})
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "0.png").write_bytes(b"")
+    loaded = load(tmp_path, validation=0.25)
+    assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == (36, 12, 12)
+    assert np.bincount(loaded.test.labels).tolist() == [4, 8]
+
+
+def test_plain_parquet_of_integers(tmp_path):
+    rows = {"image": [{"bytes": standin.encode(standin.picture(i % 3, i)), "path": None} for i in range(30)],
+            "label": [i % 3 for i in range(30)]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
+    assert load(tmp_path).classes == ("0", "1", "2")
+
+
+def test_mixed_images_are_resized_cropped_and_converted(folder):
+    standin.picture(0, 0, (30, 20)).save(folder / "train" / "cat" / "0.png")
+    standin.picture(0, 0, (8, 8), "L").save(folder / "train" / "cat" / "1.png")
+    standin.picture(0, 0, (8, 8), "P").save(folder / "train" / "cat" / "2.png")
+    standin.picture(0, 0, (8, 8), "RGBA").save(folder / "train" / "cat" / "3.png")
+    assert load(folder, img_size=8, channels=3).train.pixels.shape[1:] == (3, 8, 8)
+    assert load(folder, img_size=12, channels=1).train.pixels.shape[1:] == (1, 12, 12)
+
+
+# ── Digest ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_digest_covers_the_settings():
+    first = small().digest
+    data._load.cache_clear()
+    assert first == small().digest and len(first) == 64
+    digests = {small(**change).digest for change in [{}, {"img_size": 32}, {"channels": 3}, {"validation": 0.2},
+                                                     {"train_images": 100}, {"test_images": 20}]}
+    assert len(digests) == 6
+
+
+@pytest.mark.parametrize("limit", [0, 4e9])
+def test_digest_sees_one_pixel_one_label_and_one_class_name(monkeypatch, folder, limit):
+    monkeypatch.setattr(data, "RESIDENT_BYTES", limit)
+
+    def digest():
+        data._load.cache_clear()
+        return load(folder, img_size=8).digest
+
+    digests = [digest(), digest()]
+    assert digests[0] == digests[1]
+    file = folder / "train" / "cat" / "0.png"
+    image = Image.open(file)
+    image.putpixel((3, 4), (1, 2, 3))
+    image.save(file)
+    if limit:  # a streamed set is known by the sizes of its files, not by their pixels
+        digests.append(digest())
+    file.rename(folder / "train" / "dog" / "zero.png")
+    digests.append(digest())
+    for split in ["train", "test"]:
+        (folder / split / "cat").rename(folder / split / "cow")
+    digests.append(digest())
+    assert len(set(digests)) == len(digests) - 1
+
+
+# ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_unknown_name():
+    text = message("cifar1")
+    assert "unknown data set 'cifar1'" in text and "did you mean 'cifar10'" in text and "an existing folder" in text
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"img_size": 0}, "img_size is 0"),
+    ({"channels": 2}, "channels is 2 (allowed: 1, 3)"),
+    ({"validation": 0.6}, "validation is 0.6"),
+    ({"validation": -0.1}, "validation is -0.1"),
+    ({"validation": "0.1"}, "validation is '0.1'"),
+    ({"train_images": 0}, "train_images is 0"),
+    ({"train_images": 6001}, "train_images is 6001, but the split 'train' has 6000 images"),
+    ({"train_images": 1}, "a single training image"),
+    ({"test_images": 2001}, "test_images is 2001, but the split 'test' has 2000 images"),
+])
+def test_bad_settings(settings, words):
+    assert words in message("fashion_mnist", **settings)
+
+
+def test_bad_augmentation():
+    resident = small().train
+    with pytest.raises(InputError, match="'imagenet' works on streamed data sets only.*allowed: none, crop_flip"):
+        resident.batches(8, augment="imagenet")
+    with pytest.raises(InputError, match="unknown augmentation 'cropflip'; did you mean 'crop_flip'"):
+        resident.batches(8, augment="cropflip")
+
+
+def test_folder_without_images(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert f"{tmp_path} holds no images" in message(tmp_path)
+
+
+def test_single_class(tmp_path):
+    standin.make_folder(tmp_path, {"train/cat": 3, "test/cat": 3})
+    assert "single class" in message(tmp_path) and "'cat'" in message(tmp_path)
+
+
+def test_corrupt_and_truncated_images_are_counted_and_named(folder):
+    for number in range(2):
+        (folder / "train" / "cat" / f"{number}.png").write_bytes(b"no image at all")
+    for number in range(2):
+        file = folder / "train" / "dog" / f"{number}.png"
+        file.write_bytes(file.read_bytes()[:-60])
+    Image.fromarray(np.zeros((8, 8), np.uint16)).save(folder / "test" / "cat" / "0.png")
+    text = message(folder)
+    assert "5 images" in text and text.count(".png") == 3 and "cat/0.png" in text and "…" in text
+
+
+def test_truncated_jpegs_and_parquet_rows_are_named(tmp_path):
+    whole = [standin.encode(standin.picture(i % 2, i, (32, 32)), "JPEG") for i in range(8)]
+    rows = {"image": [{"bytes": image[: -200 * (i == 5)] if i == 5 else image, "path": None}
+                      for i, image in enumerate(whole)], "label": [i % 2 for i in range(8)]}
+    standin.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, ["a", "b"])
+    assert "1 image (row 5 of train)" in message(tmp_path)
+
+
+def test_grey_among_rgb(folder):
+    standin.picture(0, 0, mode="L").save(folder / "train" / "cat" / "7.png")
+    text = message(folder)
+    assert "greyscale among RGB: 1 image (" in text and "cat/7.png" in text and "channels=3" in text
+
+
+def test_sizes_that_differ(folder):
+    standin.picture(0, 0, (9, 7)).save(folder / "train" / "cat" / "7.png")
+    text = message(folder)
+    assert "35 of 8×8, 1 of 9×7" in text and "pass img_size" in text
+
+
+def test_images_that_are_not_square(tmp_path):
+    standin.make_folder(tmp_path, {"a": 3, "b": 3}, size=(9, 7))
+    assert "6 of 9×7; pass img_size" in message(tmp_path)
+
+
+def test_no_train_split(tmp_path):
+    standin.make_folder(tmp_path, {"test/a": 3, "test/b": 3})
+    assert "no split 'train', only 'test'" in message(tmp_path)
+
+
+def test_class_without_training_images(folder):
+    standin.make_folder(folder, {"test/cow": 2})
+    assert "1 classes of the split 'test' have no training images: cow" in message(folder)
+
+
+def test_images_without_labels(tmp_path):
+    for number in range(4):
+        standin.picture(0, number).save(tmp_path / f"{number}.png")
+    text = message(tmp_path)
+    assert "4 images" in text and "0.png" in text and "without a label" in text
+
+
+@pytest.mark.parametrize("label", [-1, None])
+def test_rows_without_labels(tmp_path, label):
+    rows = {"image": [{"bytes": standin.encode(standin.picture(0, i)), "path": f"{i}.png"} for i in range(4)],
+            "label": [0, label, 1, label]}
+    standin.write_parquet(tmp_path / "train.parquet", rows, ["a", "b"])
+    assert "2 images (1.png, 3.png) without a valid label (needed: 0 to 1)" in message(tmp_path)
+
+
+def test_unsupported_columns(tmp_path):
+    datasets.Dataset.from_dict({"pixels": [[1, 2]], "target": [0]}).to_parquet(tmp_path / "train.parquet")
+    text = message(tmp_path)
+    assert "pixels (list" in text and "target (int64)" in text and "image or img" in text
+
+
+def test_truncated_parquet(tmp_path):
+    standin.make("cifar10", tmp_path)
+    file = tmp_path / "plain_text" / "train-00000-of-00001.parquet"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert message(tmp_path) == f"{file} is not a readable parquet file"
+
+
+def test_local_copy_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("COMPANION_CIFAR10", "/nowhere")
+    assert message("cifar10") == "COMPANION_CIFAR10='/nowhere' is not a folder"
+
+
+# ── The hub ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_out_of_reach_and_not_cached(tmp_path):
+    """In a process of its own, since Hugging Face reads these variables when it is imported."""
+    program = """if True:
+        import time
+        from lib.training.data import InputError, load
+        start = time.time()
+        try:
+            load("cifar10")
+        except InputError as error:
+            print(error)
+        print(time.time() - start)
+    """
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0",
+                                "HF_ENDPOINT": "http://127.0.0.1:9"}  # nobody answers there
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+                            cwd=data.ROOT)
+    text, seconds = result.stdout.splitlines()
+    assert "three ways out" in text and "HF_HOME" in text and "COMPANION_CIFAR10" in text and "fashion_mnist" in text
+    assert float(seconds) < 10 and result.stderr == ""
+
+
+@pytest.fixture
+def hub_cache(monkeypatch, tmp_path):
+    """Lay out a stand-in as the hub's cache holds it, with the network off."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    def fill(name):
+        spec = data.SPECS[name]
+        return standin.make(name, tmp_path / f"datasets--{spec.repo.replace('/', '--')}" / "snapshots" / spec.revision)
+
+    return fill
+
+
+def test_switched_off_and_not_cached(hub_cache):
+    assert "three ways out" in message("tiny-imagenet")
+
+
+def test_cached_hub_data_need_no_network(hub_cache):
+    hub_cache("tiny-imagenet")
+    loaded = load("tiny-imagenet")
+    assert len(loaded.test) == 400 and loaded.source.endswith(data.SPECS["tiny-imagenet"].revision)
+
+
+def test_cifar10_of_the_hub_is_checked(hub_cache):
+    hub_cache("cifar10")
+    assert "does not have the expected SHA-256; delete the file" in message("cifar10")
+
+
+def test_gated_data_need_a_token(monkeypatch, hub_cache):
+    import huggingface_hub
+    import httpx2  # what huggingface_hub speaks
+
+    request = httpx2.Request("GET", "https://huggingface.co")
+    refused = huggingface_hub.errors.GatedRepoError("gated", response=httpx2.Response(401, request=request))
+
+    def refuse(*arguments, **settings):
+        raise refused
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
+    text = message("imagenet-1k")
+    assert "gated" in text and "HF_TOKEN" in text and "ILSVRC/imagenet-1k" in text
+
+
+def test_nothing_is_printed_and_settings_of_hugging_face_stay(capfd, folder):
+    import huggingface_hub.utils as hub
+
+    level = logging.getLogger("huggingface_hub").level
+    load(folder)
+    small()
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled() and not hub.are_progress_bars_disabled()
+    assert logging.getLogger("huggingface_hub").level == level
+    datasets.disable_progress_bars()
+    try:
+        load(folder, validation=0.2)
+        assert datasets.are_progress_bars_disabled()
+    finally:
+        datasets.enable_progress_bars()
+
+
+def test_specs_are_pinned():
+    for name, spec in data.SPECS.items():
+        assert name == "fashion_mnist" or len(spec.revision) == 40
+    assert all(len(value) == 64 for value in data.SPECS["cifar10"].sha256.values())

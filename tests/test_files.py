@@ -1,0 +1,44 @@
+"""Writes are whole or not at all, and say what is wrong where they fail."""
+
+import errno
+import os
+
+import pytest
+
+from lib import files
+
+
+def test_write_replaces_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    files.write(path, "old")
+    files.write(path, b"new")
+    assert path.read_text() == "new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, step):
+    path = tmp_path / "file.txt"
+    files.write(path, "old")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: No space left on device; free space there"):
+        files.write(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(files.StorageError, match="cannot write .*file/folder: Not a directory"):
+        files.write(tmp_path / "file" / "folder" / "x", "text")
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".metrics.jsonl.123.tmp").write_text("part")
+    (tmp_path / "metrics.jsonl").write_text("whole")
+    files.remove_temporaries(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]

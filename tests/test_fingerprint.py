@@ -1,0 +1,74 @@
+"""A fingerprint changes with what results depend on, and with nothing else."""
+
+import json
+
+import pytest
+
+from lib.companion import fingerprint
+
+SOURCE = '''"""What this is for."""
+from lib.b import f  # why
+TEXT = "# no comment"
+
+
+def g(x):
+    """Explain."""
+    return f(x)  # more
+'''
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with notebook 01 -> lib.a -> lib.b, and lib.c that nobody imports."""
+    contents = {
+        "lib/__init__.py": "", "lib/a.py": SOURCE, "lib/b.py": "def f(x):\n    return x\n", "lib/c.py": "Y = 1\n",
+        "notebooks/01_x.ipynb": json.dumps({"cells": [
+            {"cell_type": "markdown", "source": ["prose"]},
+            {"cell_type": "code", "source": ["from lib import a\n", "a.g(1)"], "outputs": []}]}),
+        "notebooks/presets/gpu/01_x.yaml": "epochs: 3\n",
+        "data/claims.yaml": "claims:\n  one: {notebook: 01_x, value: 1}\n  two: {notebook: 02_y, value: 2}\n",
+        "data/fashion_mnist/SHA256SUMS": "0  file\n", "requirements.lock": "pip==1\ntorch==2.14.1\ntorch-geometry==1\n",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(fingerprint, "ROOT", tmp_path)
+    return tmp_path
+
+
+CHANGES = [
+    # file, before, after, quick is stale, gpu is stale
+    ("lib/a.py", "return f(x)", "return f(x) + 0", True, True),
+    ("lib/b.py", "return x", "return -x", True, True),
+    ("lib/a.py", '"# no comment"', '"# no remark"', True, True),
+    ("lib/c.py", "1", "2", False, False),
+    ("lib/a.py", "Explain.", "Explain better.\n\n    At length.", False, False),
+    ("lib/a.py", "# why", "# because", False, False),
+    ("notebooks/01_x.ipynb", "prose", "better prose", False, False),
+    ("notebooks/01_x.ipynb", '"outputs": []', '"outputs": [1]', False, False),
+    ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)", True, True),
+    ("notebooks/presets/gpu/01_x.yaml", "3", "4", False, True),
+    ("data/claims.yaml", "value: 1", "value: 9", True, True),
+    ("data/claims.yaml", "value: 2", "value: 9", False, False),
+    ("data/fashion_mnist/SHA256SUMS", "0", "1", True, True),
+    ("requirements.lock", "torch==2.14.1", "torch==2.14.2", True, True),
+    ("requirements.lock", "pip==1", "pip==2", False, False),
+    ("requirements.lock", "torch-geometry==1", "torch-geometry==2", False, False),
+]
+
+
+@pytest.mark.parametrize("name, before, after, quick, gpu", CHANGES)
+def test_what_makes_a_notebook_stale(project, name, before, after, quick, gpu):
+    old = {preset: fingerprint.inputs_fingerprint("01_x", preset) for preset in ("quick", "gpu")}
+    text = (project / name).read_text()
+    assert before in text
+    (project / name).write_text(text.replace(before, after))
+    new = {preset: fingerprint.inputs_fingerprint("01_x", preset) for preset in ("quick", "gpu")}
+    assert (new["quick"] != old["quick"], new["gpu"] != old["gpu"]) == (quick, gpu)
+
+
+def test_the_loop_reaches_the_layers_below_it():
+    """The fingerprint of the loop covers the layers below it, and none of the companion above it."""
+    reached = fingerprint.reached_modules("lib.training.loop")
+    assert {"lib.training.data", "lib.models.zoo", "lib.models.residual", "lib.theory.conditioning"} <= set(reached)
+    assert not [name for name in reached if name.startswith("lib.companion")]
