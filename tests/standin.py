@@ -1,4 +1,4 @@
-"""Write tiny stand-ins for real data sets, in the layout that `lib.training.data` meets: hub parquet or image folders."""
+"""Write tiny stand-ins for real data sets, in the layouts that `lib.training.data` meets: the hub's, image folders."""
 
 import io
 from pathlib import Path

@@ -149,7 +149,7 @@ def test_empty_batches_stay_empty():
     assert singular_values(torch.zeros(0, 3, 4)).shape == (0, 3)
 
 
-@pytest.mark.parametrize("x", [torch.zeros(3), torch.zeros(2, 0, 3), torch.ones(3, 3).long(), torch.ones(2, 2).cfloat()])
+@pytest.mark.parametrize("x", [torch.zeros(3), torch.zeros(2, 0, 3), torch.ones(3, 3).long(), torch.eye(2).cfloat()])
 def test_bad_input_is_one_clear_line(x):
     with pytest.raises(InputError, match="expected real floating-point matrices"):
         condition_number(x)

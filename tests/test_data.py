@@ -296,7 +296,7 @@ def test_hub_layout_as_a_local_copy(monkeypatch, tmp_path, name, size, images):
 
 
 def test_imagenet_crop_keeps_seven_eighths():
-    decoder = data._Decoder(224, 3, crop=224 / 256, pad=0)
+    decoder = data._Decoder(224, 3, data.SPECS["imagenet-1k"].crop, pad=0)
     ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, 320))).convert("RGB")
     pixels = decoder.array({"bytes": standin.encode(ramp), "path": None})
     assert np.array_equal(pixels[0, :, 0], np.arange(16, 240))
@@ -548,6 +548,7 @@ def hub_cache(monkeypatch, tmp_path):
 
 def test_switched_off_and_not_cached(hub_cache):
     assert "three ways out" in message("tiny-imagenet")
+    assert "with a token" in message("imagenet-1k")
 
 
 def test_cached_hub_data_need_no_network(hub_cache):

@@ -40,7 +40,8 @@ def small_model(family, skip="both", **more):
 
 
 def images_for(family, count=3):
-    return torch.randn(count, 1, SIDE[family], SIDE[family], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 1, SIDE[family], SIDE[family], dtype=torch.float64, generator=generator)
 
 
 def norm(module, x):
@@ -88,7 +89,8 @@ def vit_reference(model, images, skip, bias=0.0):
     for block in model.blocks:
 
         def sab(x, block=block):
-            query, key, value = (split_heads(part, 3) for part in linear(block.attn.qkv, norm(block.norm1, x)).chunk(3, dim=-1))
+            parts = linear(block.attn.qkv, norm(block.norm1, x)).chunk(3, dim=-1)
+            query, key, value = (split_heads(part, 3) for part in parts)
             out = linear(block.attn.proj, merge_heads(attend(query, key, value, bias)))
             return dropped(block.drop_path1, block.ls1.gamma * out)
 
@@ -151,6 +153,10 @@ def swin_reference(model, images, skip):
     return linear(model.head.fc, norm(model.norm, x).mean(dim=(1, 2)))
 
 
+def mix_heads(module, attn):
+    return torch.einsum("gh,bhij->bgij", module.weight, attn) + module.bias[:, None, None]
+
+
 def cait_reference(model, images, skip):
     x = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=7).flatten(2).mT
     x = x + model.pos_embed
@@ -158,11 +164,10 @@ def cait_reference(model, images, skip):
 
         def sab(x, block=block):
             attention = block.attn
-            query, key, value = (split_heads(part, 3) for part in linear(attention.qkv, norm(block.norm1, x)).chunk(3, dim=-1))
+            parts = linear(attention.qkv, norm(block.norm1, x)).chunk(3, dim=-1)
+            query, key, value = (split_heads(part, 3) for part in parts)
             logits = query @ key.mT / math.sqrt(8)
-            logits = torch.einsum("gh,bhij->bgij", attention.proj_l.weight, logits) + attention.proj_l.bias[:, None, None]
-            attn = logits.softmax(dim=-1)
-            attn = torch.einsum("gh,bhij->bgij", attention.proj_w.weight, attn) + attention.proj_w.bias[:, None, None]
+            attn = mix_heads(attention.proj_w, mix_heads(attention.proj_l, logits).softmax(dim=-1))
             return dropped(block.drop_path, block.gamma_1 * linear(attention.proj, merge_heads(attn @ value)))
 
         def ffn(x, block=block):
@@ -203,7 +208,8 @@ def pvt_v2_reference(model, images, skip):
                 if attention.sr is not None:
                     reduced = F.conv2d(as_map(x), attention.sr.weight, attention.sr.bias, stride=2).flatten(2).mT
                     reduced = norm(attention.norm, reduced)
-                key, value = (split_heads(part, attention.num_heads) for part in linear(attention.kv, reduced).chunk(2, dim=-1))
+                parts = linear(attention.kv, reduced).chunk(2, dim=-1)
+                key, value = (split_heads(part, attention.num_heads) for part in parts)
                 query = split_heads(linear(attention.q, x), attention.num_heads)
                 return dropped(block.drop_path1, linear(attention.proj, merge_heads(attend(query, key, value))))
 

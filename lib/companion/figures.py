@@ -47,6 +47,16 @@ def save(figure: Figure, name: str, parameters: Parameters, runs: tuple[str, ...
     return path
 
 
+def gallery() -> str:
+    """Return Markdown that shows every committed figure with a link to its notebook, seen from notebooks/."""
+    entries = []
+    for sidecar in sorted(folder("quick").glob("*.json")):
+        notebook = json.loads(sidecar.read_text())["notebook"]
+        entries.append(f"![{sidecar.stem}](../figures/{sidecar.stem}.png)\n\n"
+                       f"*{sidecar.stem}, from [{notebook}]({notebook}.ipynb)*\n")
+    return "\n".join(entries)
+
+
 def phase_diagram(scores: pandas.DataFrame, *, arm: str, row: str, column: str, value: str, arms: list[str],
                   best: tuple[object, object]) -> Figure:
     """Draw one heat map per arm over two hyperparameters; frame the cell that was best for the baseline.

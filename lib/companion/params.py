@@ -24,7 +24,7 @@ from lib import files
 from lib.companion.fingerprint import preset_path
 from lib.errors import InputError, unknown
 
-PRESETS = ("smoke", "quick", "gpu", "paper")
+PRESETS = ("quick", "smoke", "gpu", "paper")
 PRESET_VARIABLE = "COMPANION_PRESET"
 EXECUTION_ONLY = ("device", "workers")  # parameters that do not make a run another experiment
 

@@ -7,15 +7,18 @@ digests of the others, so a folder with a matching result.json is whole.
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -69,11 +72,13 @@ def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
     report = report or (lambda line: None)
     names = _labels(configs)
     jobs = [_Job(function, config, *_place(function, config)) for config in configs]
-    missing = [index for index, job in enumerate(jobs) if job.load(report) is None]
-    report(f"{len(jobs) - len(missing)} of {len(jobs)} runs loaded from the store, {len(missing)} to compute")
+    unique = {job.hash: (job, name) for job, name in zip(jobs, names)}
+    missing = [(job, name) for job, name in unique.values() if job.load(report) is None]
+    report(f"{len(unique) - len(missing)} of {len(unique)} runs loaded from the store, {len(missing)} to compute")
     if missing:
-        _compute([jobs[index] for index in missing], [names[index] for index in missing], workers, report)
-    return [job.load(report) for job in jobs]
+        _compute(*zip(*missing), workers, report)
+    finished = {name: job.load(report) for name, (job, _) in unique.items()}
+    return [finished[job.hash] for job in jobs]
 
 
 def table(runs: Sequence[Run]) -> pandas.DataFrame:
@@ -187,28 +192,34 @@ def _place(function: Callable, config: loop.TrainConfig) -> tuple[str, Path, str
     return name, store() / function.__name__ / name, data.digest
 
 
-def _compute(jobs: list[_Job], names: list[str], workers: int, report: Callable[[str], None]) -> None:
+def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: Callable[[str], None]) -> None:
     """Execute the jobs and report each as it finishes."""
     if workers == 0:
         for job in jobs:
             for note in job.execute():
                 report(note)
         return
-    before = set(multiprocessing.active_children())
-    pool = concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"),
-                                                  initializer=_start_worker)
     try:
-        waiting = {pool.submit(job.execute): index for index, job in enumerate(jobs)}
+        waiting = {_pool(workers).submit(job.execute): index for index, job in enumerate(jobs)}
         _follow(waiting, jobs, names, report)
-        pool.shutdown()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
+    except BaseException as error:
+        _pool(workers).shutdown(wait=False, cancel_futures=True)
+        _pool.cache_clear()
+        for child in multiprocessing.active_children():
             child.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise InputError("a worker process was killed (out of memory?); run this again, finished runs and the "
+                             "last checkpoint of the others are kept") from error
         raise
 
 
-def _follow(waiting: dict, jobs: list[_Job], names: list[str], report: Callable[[str], None]) -> None:
+@functools.cache
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Return this process's pool of workers, started once: a worker needs seconds to import torch."""
+    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+
+
+def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: Callable[[str], None]) -> None:
     """Report jobs as they finish, and in long silences the epoch that running ones have reached."""
     total, spoken, epochs_said = len(waiting), time.monotonic(), {}
     with tqdm(total=total, disable="JPY_SESSION_NAME" not in os.environ) as bar:
@@ -239,8 +250,9 @@ def _outcome(run: Run) -> str:
 
 
 def _start_worker() -> None:
-    """Use one CPU thread, and end with the parent even if that is killed."""
+    """Use one CPU thread, leave Ctrl-C to the parent, and end with the parent even if that is killed."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 

@@ -8,6 +8,7 @@
 import argparse
 import hashlib
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -32,11 +33,14 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     if preset != "quick" and not path.exists():
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
     parameters = yaml.safe_load(path.read_text()) if preset != "quick" else {}
+    logging.basicConfig(level=logging.WARNING, format=f"{notebook} | %(message)s", stream=sys.stdout)
+    logging.getLogger("papermill").setLevel(logging.INFO)
     files.make_folder(output.parent)
     unfinished = output.with_suffix(".failed.ipynb")
     try:
         papermill.execute_notebook(notebook_path(notebook), unfinished, parameters, cwd=files.ROOT / "notebooks",
-                                   kernel_name="python3", log_output=True, progress_bar=False)
+                                   kernel_name="python3", log_output=True, progress_bar=False,
+                                   extra_arguments=["--log-level=ERROR"])
     except papermill.PapermillExecutionError as error:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
                          f"(the notebook so far: {unfinished.relative_to(files.ROOT)})") from None

@@ -91,7 +91,8 @@ def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_
     sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         raise InputError(f"img_size {img_size!r} must be one positive whole number of pixels, or (height, width)")
-    described = {key: value for key, value in arguments.items() if key not in ("pretrained", "checkpoint_path", "device")}
+    loading = ("pretrained", "checkpoint_path", "device")
+    described = {key: value for key, value in arguments.items() if key not in loading}
     with torch.device("meta"):  # only the patch size is wanted: takes no memory and draws no random number
         patch_sizes = family.patch_size(_build(family, name, described))
     for side, patch in zip(sides, patch_sizes, strict=True):

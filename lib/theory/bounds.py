@@ -163,15 +163,10 @@ def low_pass_limit(attn: Tensor, z: Tensor, form: str = "repaired", *, limit: fl
     # The steps, a power of two: h must fall to `target`.
     lowest = limit * math.sqrt(n) * mean.norm() / (1 + limit * math.sqrt(n) * gap)
     target = torch.where(mean.norm() > 0, lowest, limit * high)
-    needed = math.log2(max(1.0, float(torch.log(target / high / _spread(n)) / torch.log(tau)))) if high > 0 < tau < 1 else 0
-    power, log_scale = attn - ones * pi, 0.0
-    power = torch.where(power.abs() <= 4 * EPS, 0.0, power)  # rounding of the difference, not a signal
-    for _ in range(min(math.ceil(needed), 50)):
-        power = power @ power
-        power = power - ones * (pi @ power)
-        power = power - power @ ones * pi
-        scale = power.abs().max().clamp(min=1e-300)
-        power, log_scale = power / scale, 2 * log_scale + float(scale.log())
+    needed = 0.0
+    if high > 0 and 0 < tau < 1:
+        needed = math.log2(max(1.0, float(torch.log(target / high / _spread(n)) / torch.log(tau))))
+    power, log_scale = _decaying_power(attn, pi, min(math.ceil(needed), 50))
     rest = power @ (z - ones * mean)
     rest = rest - ones * (pi @ rest)
     mean = mean * math.exp(min(-log_scale, 700.0))  # everything is measured in units of e^log_scale
@@ -186,6 +181,20 @@ def low_pass_limit(attn: Tensor, z: Tensor, form: str = "repaired", *, limit: fl
     if form == "repaired":
         hypotheses["πᵀz ≠ 0"] = bool(mean.any())
     return _check("theorem 1", torch.where(rest_high > 0, rest_high / low, 0.0), limit, hypotheses)
+
+
+def _decaying_power(attn: Tensor, pi: Tensor, doublings: int) -> tuple[Tensor, float]:
+    """Return (M, s) with eˢ M = Aᵗ − 1πᵀ for t = 2^doublings: what is left of Aᵗ on the complement πᵀw = 0."""
+    ones = torch.ones(len(attn), 1, dtype=torch.float64)
+    power, log_scale = attn - ones * pi, 0.0
+    power = torch.where(power.abs() <= 4 * EPS, 0.0, power)  # rounding of the difference, not a signal
+    for _ in range(doublings):
+        power = power @ power
+        power = power - ones * (pi @ power)
+        power = power - power @ ones * pi
+        scale = power.abs().max().clamp(min=1e-300)
+        power, log_scale = power / scale, 2 * log_scale + float(scale.log())
+    return power, log_scale
 
 
 def stationary_distribution(attn: Tensor) -> Tensor:
@@ -209,14 +218,14 @@ def low_pass_rate(attn: Tensor, z: Tensor, steps: int, form: str = "repaired") -
     _form(form, "paper", "repaired")
     (attn,), (z,) = _attention(attn), _matrices(z=z)
     high = hc(z)
-    size = matrix_norm(z)
     for _ in range(steps):
         high = hc(attn @ high)
     if form == "paper":
         rate, factor = eigvals(hc(attn)).abs().max(), 1.0  # HC A has the eigenvalues of A, with 0 in place of 1
     else:
         rate, factor = _dobrushin(attn), _spread(len(attn))
-    return _check("theorem 1, rate", matrix_norm(high), factor * rate**steps * matrix_norm(hc(z)), {}, 64 * len(attn) * EPS * size)
+    rounding = 64 * len(attn) * EPS * float(matrix_norm(z))
+    return _check("theorem 1, rate", matrix_norm(high), factor * rate**steps * matrix_norm(hc(z)), {}, rounding)
 
 
 def product_low_pass(attns: Sequence[Tensor] | Tensor) -> BoundCheck:
@@ -262,7 +271,7 @@ def attention_gain(logits: Tensor, form: str = "paper") -> Tensor:
     Never more than √n, nor, in form "sharp", than √(n/2), which is attained. No exponent is positive: nothing overflows.
     """
     _form(form, "paper", "range", "sharp")
-    logits = logits.double()
+    logits = _float64(logits)
     n = logits.shape[-1]
     ranges = logits.amax(dim=-1) - logits.amin(dim=-1)
     if form == "paper":
@@ -303,7 +312,7 @@ def multihead_rate(x: Tensor, logits: Tensor, w_v: Tensor, w_o: Tensor, form: st
     x, w_v, w_o = _matrices(x=x, w_v=w_v, w_o=w_o)
     if logits.ndim != 3 or w_v.shape[1] != len(w_o) or not len(logits) or len(w_o) % len(logits):
         raise InputError(f"expected logits (H, n, n), w_v (d, H·a), w_o (H·a, ·); saw {_shapes(logits, w_v, w_o)}")
-    logits = logits.double()
+    logits = _float64(logits)
     _same_tokens(x, logits, w_v)
     heads = len(logits)
     values, outputs = w_v.unflatten(1, (heads, -1)).movedim(1, 0), w_o.unflatten(0, (heads, -1))
@@ -359,7 +368,7 @@ def ffn_rate(
         raise unknown("activation", activation, ACTIVATIONS)
     x, w_up, w_down = _matrices(x=x, w_up=w_up, w_down=w_down)
     act, slope = ACTIVATIONS[activation]
-    inner = x @ w_up if b_up is None else x @ w_up + b_up.double()
+    inner = x @ w_up if b_up is None else x @ w_up + _float64(b_up)
     output = act(inner) @ w_down
     rate = svdvals(w_up)[0] * slope * svdvals(w_down)[0]
     after = matrix_norm(hc(x + output if skip else output))
@@ -381,13 +390,14 @@ def layer_norm_rate(x: Tensor, gain: Tensor | None = None, eps: float = 0.0, for
     """
     _form(form, "paper", "repaired", "sharp")
     (x,) = _matrices(x=x)
-    gain = torch.ones(x.shape[1], dtype=x.dtype) if gain is None else gain.double()
+    gain = torch.ones(x.shape[1], dtype=x.dtype) if gain is None else _float64(gain)
     std = (x.var(dim=1, correction=0) + eps).sqrt()
     two_smallest = std.sort().values[[0, min(1, len(x) - 1)]]
-    factors = {"paper": 1.0, "repaired": gain.abs().max() / std.min(), "sharp": gain.abs().max() / two_smallest.prod().sqrt()}
+    largest = gain.abs().max()
+    factors = {"paper": 1.0, "repaired": largest / std.min(), "sharp": largest / two_smallest.prod().sqrt()}
     hypotheses = {"every token varies over features": bool(std.min() > 32 * EPS * x.abs().max())}
     normed = (x - x.mean(dim=1, keepdim=True)) / std[:, None].clamp(min=1e-300) * gain
-    rounding = _rounding(x) * float(gain.abs().max() / std.min().clamp(min=1e-300)) + _rounding(normed)
+    rounding = _rounding(x) * float((largest / std.min().clamp(min=1e-300)).detach()) + _rounding(normed)
     return _check("layer norm", matrix_norm(hc(normed)), factors[form] * matrix_norm(hc(x)), hypotheses, rounding)
 
 
@@ -462,7 +472,8 @@ def diffuse_rows(logits: Tensor) -> BoundCheck:
     ranges = (logits.amax(dim=1) - logits.amin(dim=1)).clamp(max=100.0)  # sinh(50) is far beyond the other term
     distance = torch.minimum(torch.sinh(ranges / 2).square() / n, torch.full_like(ranges, 1 - 1 / n)).sum()
     values = svdvals(torch.softmax(logits, dim=-1))
-    return _check("skipless 1, diffuse", values[-1] / values[0], (distance / max(n - 1, 1)).sqrt(), {"n ≥ 2": n > 1}, 4 * n * EPS)
+    bound = (distance / max(n - 1, 1)).sqrt()
+    return _check("skipless 1, diffuse", values[-1] / values[0], bound, {"n ≥ 2": n > 1}, 4 * n * EPS)
 
 
 def diagonal_rows(logits: Tensor) -> BoundCheck:
@@ -512,12 +523,18 @@ def _check(
 ) -> BoundCheck:
     """Compare in float64; `rounding` is the absolute error that the computation of `measured` and `bound` may have."""
     measured, bound = (torch.as_tensor(side, dtype=torch.float64) for side in (measured, bound))
-    if measured.isnan() or (bound.isnan() and all(hypotheses.values())):
+    if (measured.isnan() or bound.isnan()) and all(hypotheses.values()):
         raise InputError(f"{name} cannot be computed in float64 here: measured {float(measured)}, bound {float(bound)}")
     holds = bool(measured <= bound * (1 + TOLERANCE) + rounding)
     log_ratio = torch.zeros(()) if measured == bound else torch.log(measured) - torch.log(bound)
     return BoundCheck(
-        name, float(measured), float(bound), hypotheses, holds if all(hypotheses.values()) else None, 0.0 - float(log_ratio), log_ratio
+        name,
+        measured=float(measured.detach()),
+        bound=float(bound.detach()),
+        hypotheses=hypotheses,
+        holds=holds if all(hypotheses.values()) else None,
+        slack=0.0 - float(log_ratio.detach()),
+        log_ratio=log_ratio,
     )
 
 
@@ -563,17 +580,21 @@ def _rounding(x: Tensor, *weights: Tensor) -> float:
 
 def _attention(*attns: Tensor) -> list[Tensor]:
     """Return each map (n, n) in float64 with rows that sum to 1 to float64's precision."""
-    checked = [check_attention(attn).double() for attn in attns]
+    checked = [_float64(check_attention(attn)) for attn in attns]
     if any(attn.ndim != 2 for attn in checked):
         raise InputError(f"a check takes one map (n, n) at a time; saw {_shapes(*checked)}")
     return [attn / attn.sum(dim=1, keepdim=True) for attn in checked]
+
+
+def _float64(tensor: Tensor) -> Tensor:
+    return tensor.cpu().double()  # an Apple GPU has no float64
 
 
 def _matrices(**tensors: Tensor) -> list[Tensor]:
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.numel() or not tensor.isfinite().all():
             raise InputError(f"{name} must be a non-empty matrix of finite numbers; saw shape {tuple(tensor.shape)}")
-    return [tensor.double() for tensor in tensors.values()]
+    return [_float64(tensor) for tensor in tensors.values()]
 
 
 def _square_logits(logits: Tensor) -> list[Tensor]:

@@ -14,7 +14,8 @@ def singular_values(x: Tensor) -> Tensor:
     floating point, has fewer than two dimensions, or has n = 0 or d = 0.
     """
     if not x.is_floating_point() or x.ndim < 2 or 0 in x.shape[-2:]:
-        raise InputError(f"expected real floating-point matrices (…, n, d) with n, d ≥ 1, got {x.dtype} {tuple(x.shape)}")
+        expected = "real floating-point matrices (…, n, d) with n, d ≥ 1"
+        raise InputError(f"expected {expected}, got {x.dtype} of shape {tuple(x.shape)}")
     x = x.detach().cpu().double()
     finite = x.isfinite().all(dim=(-2, -1))
     values = torch.linalg.svdvals(torch.where(finite[..., None, None], x, 0.0))  # LAPACK refuses NaN and infinity

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lib.errors import InputError
 from lib.theory.bounds import BoundCheck, stationary_distribution
+from lib.theory.spectral import dc
 
 
 def cubic_wide(theta: float = 1.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -30,7 +31,7 @@ def cubic_wide(theta: float = 1.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def cubic_heads(theta: float = 1.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (x, w_q, w_k, w_v) with n = d = 3 and weights (3, 2) as of one head: κ(output) = 1/cos θ, proposition 4.1 says 1.
+    """Return (x, w_q, w_k, w_v) with n = d = 3, weights (3, 2) and κ(output) = 1/cos θ, where 4.1 says 1.
 
     n ≥ d does not save the proposition when a head is narrower than the tokens: W_V has columns e₁ and e₂, W_K has
     cos θ e₁ + sin θ e₃ and e₂, so W_Kᵀ XᵀX W_V = diag(cos θ, 1). Repaired: square weights.
@@ -78,7 +79,7 @@ def stationary_mean_zero(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def amplifying_attention(n: int = 16, floor: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """Return (attn, z), A positive with λ₂ = 0, whose first step raises ‖HC‖ by nearly √(n/2): no rate |λ₂|ᵗ from the start.
+    """Return (attn, z), A positive with λ₂ = 0, whose first step raises ‖HC‖ by nearly √(n/2), despite |λ₂|ᵗ = 0.
 
     Half of the tokens, 1 and 2 among them, look at token 1, the others at token 2, and z = e₁ − e₂; `floor` of the
     weight is spread evenly. Rows 1 and 2 are equal, so A² has equal rows. Repaired: √(n/2) τ(A)ᵗ.
@@ -91,7 +92,7 @@ def amplifying_attention(n: int = 16, floor: float = 1e-3) -> tuple[Tensor, Tens
 
 
 def never_smoothing(layers: int = 48, n: int = 8) -> Tensor:
-    """Return positive maps (layers, n, n) whose product keeps 29 % of every HC for ever, against corollary 2's conclusion.
+    """Return positive maps (layers, n, n) whose product keeps 29 % of every HC for ever, whatever corollary 2 suggests.
 
     A_l = (1 − 2⁻ˡ) I + 2⁻ˡ 11ᵀ/n scales HC by exactly 1 − 2⁻ˡ, and Π (1 − 2⁻ˡ) → 0.2888. Repaired: Π τ(A_l) → 0 smooths.
     """
@@ -100,7 +101,7 @@ def never_smoothing(layers: int = 48, n: int = 8) -> Tensor:
 
 
 def smoothing_despite_tau(layers: int = 48) -> Tensor:
-    """Return positive maps (layers, 4, 4) with Π τ(A_l) > 0.28 whose product smooths nearly everything in two layers.
+    """Return positive maps (layers, 4, 4) with Π τ(A_l) > 0.28 whose product smooths everything in two layers.
 
     Odd layers average tokens {1,2} and {3,4}, even ones {1,3} and {2,4}; each mixes in 2⁻ˡ of 11ᵀ/4 to be positive.
     One layer alone has τ = 1 − 2⁻ˡ, but two make 11ᵀ/4. So Π τ → 0 is sufficient for smoothing, not necessary.
@@ -109,6 +110,15 @@ def smoothing_despite_tau(layers: int = 48) -> Tensor:
     maps = torch.stack([torch.kron(identity, pair), torch.kron(pair, identity)]).repeat((layers + 1) // 2, 1, 1)[:layers]
     share = 0.5 ** torch.arange(1, layers + 1, dtype=torch.float64)[:, None, None]
     return (1 - share) * maps + share / 4
+
+
+def skip_high_pass(n: int = 6, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return (x, branch), a block with its skip that removes DC and keeps HC: x + A x W_V with A = 11ᵀ/n and W_V = −I.
+
+    So 1 + rate is all that theorem 3 gives for a skip, and not "both bands alike": here ‖HC‖/‖DC‖ rises to infinity.
+    """
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 1
+    return x, -dc(x)
 
 
 def layer_norm_raises(size: float = 1e-3, n: int = 4) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lib.errors import InputError
 from lib.theory.conditioning import condition_number
 
+STEADY = 10  # steps over which a value must not move before it counts as converged
 LARGEST_DENSE = 8192  # n·d up to which K is formed: 512 MiB in float64
 
 
@@ -51,8 +52,9 @@ def jacobian_terms(
     """
     _check_shapes(x, w_q, w_k, w_v, w_o, heads)
     n, d = x.shape
-    if n * max(d, w_o.shape[1]) > LARGEST_DENSE:
-        raise InputError(f"a dense Jacobian needs n·d ≤ {LARGEST_DENSE}; saw {n}·{max(d, w_o.shape[1])}; use jacobian_extremes")
+    widest = max(d, w_o.shape[1])
+    if n * widest > LARGEST_DENSE:
+        raise InputError(f"a dense Jacobian needs n·d ≤ {LARGEST_DENSE}; saw {n}·{widest}; use jacobian_extremes")
     softmax_term = value_term = torch.zeros((), dtype=x.dtype, device=x.device)
     for head_q, head_k, head_v, head_o in zip(*(w.chunk(heads, dim=1) for w in (w_q, w_k, w_v)), w_o.chunk(heads)):
         b, m = head_q @ head_k.mT * head_q.shape[1] ** -0.5, head_v @ head_o
@@ -89,8 +91,9 @@ class JacobianExtremes:
     """The extreme singular values of a Jacobian, as far as `steps` of Lanczos found them.
 
     `sigma_max` is a lower bound and `sigma_min` an upper bound, so their ratio is a lower bound of kappa. A value has
-    `converged` when some singular value lies within `tolerance` times it: then it is off by no more, unless the random
-    start missed a more extreme direction altogether.
+    `converged` when a singular value lies within `tolerance` times it and it has not moved by more over the last
+    `STEADY` steps (or nothing is left to search): then it is off by no more, unless the random start all but missed a
+    more extreme direction.
     """
 
     sigma_max: float
@@ -107,7 +110,8 @@ def jacobian_extremes(
 
     `f` maps `x` to as many numbers; `x` is (n, d) or any shape. One step costs one product with K and one with Kᵀ. It
     stops once both have converged to `tolerance`, or after `max_steps`; memory is that of differentiating `f` and
-    2·steps vectors of the size of `x`. Raises InputError where `f` changes the size.
+    2·max_steps vectors of the size of `x`. Raises InputError where `f` changes the size or is not
+    finite, or for max_steps < 1.
 
     Golub-Kahan-Lanczos bidiagonalisation with full reorthogonalisation: K V = U T with orthonormal columns in V and U
     and T (k+1)×k bidiagonal, so for every y, ‖K V y‖ = ‖T y‖: the singular values of T lie between those of K. For a
@@ -115,11 +119,15 @@ def jacobian_extremes(
     K lies that near to θ. Extreme, isolated values come first; a σ_min at κ ~ 10⁶ in a crowd of small ones does not
     come in reasonable time, and is then reported as not converged.
     """
+    if max_steps < 1:
+        raise InputError(f"max_steps must be at least 1; saw {max_steps}")
     x = x.detach()
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         y, backward = torch.func.vjp(f, x)
         if y.numel() != x.numel():
             raise InputError(f"jacobian_extremes needs f to keep the size; saw {tuple(x.shape)} become {tuple(y.shape)}")
+        if not y.isfinite().all():
+            raise InputError("jacobian_extremes needs f(x) to be finite; saw nan or inf")
         # u ↦ Kᵀ u is linear, so its own transposed derivative is v ↦ K v (torch's forward mode warns on first use).
         _, forward = torch.func.vjp(lambda u: backward(u)[0], torch.zeros_like(y))
         return _lanczos(
@@ -136,37 +144,51 @@ def _lanczos(
 ) -> JacobianExtremes:
     """Bidiagonalise K, given v ↦ K v and u ↦ Kᵀ u, from the left vector `start`."""
     rounding = 10 * torch.finfo(start.dtype).eps
-    u, alphas, betas = start / start.norm(), [], []
-    v = backward(u)
-    alpha = v.norm()
-    left, right = [u], []
-    while True:
-        right.append(v / alpha if alpha > 0 else v)
-        alphas.append(float(alpha))
-        u = _orthogonal(forward(right[-1]), left)
-        beta = u.norm()
-        betas.append(float(beta))
-        left.append(u / beta if beta > 0 else u)
-        v = _orthogonal(backward(left[-1]), right)
-        alpha = v.norm()
-        steps = len(right)
-        t = torch.zeros(steps + 1, steps, dtype=torch.float64)
-        t.diagonal()[:] = torch.tensor(alphas)
-        t.diagonal(-1)[:] = torch.tensor(betas)
-        vectors, values, _ = torch.linalg.svd(t, full_matrices=False)
-        residuals = float(alpha) * vectors[-1].abs() + rounding * values[0]
-        converged = residuals <= tolerance * values
-        exhausted = steps == start.numel() or float(alpha) <= rounding * float(values[0])
-        if exhausted or steps >= max_steps or (converged[0] and converged[-1]):
+    max_steps = min(max_steps, start.numel())
+    left, right = start.new_empty(2, max_steps + 1, start.numel())  # row k is u_k, v_k
+    t = torch.zeros(max_steps + 1, max_steps, dtype=torch.float64)
+    history = []
+    left[0] = start / start.norm()
+    right[0], alpha = _next(backward(left[0]), right[:0], 0.0)
+    for step in range(1, max_steps + 1):
+        t[step - 1, step - 1] = alpha
+        left[step], beta = _next(forward(right[step - 1]), left[:step], rounding * float(t.max()))
+        t[step, step - 1] = beta
+        right[step], alpha = _next(backward(left[step]), right[:step], rounding * float(t.max()))
+        vectors, values, _ = torch.linalg.svd(t[: step + 1, :step], full_matrices=False)
+        history.append(values[[0, -1]])
+        residuals = alpha * vectors[-1, [0, -1]].abs() + rounding * values[0]
+        accurate = residuals <= tolerance * history[-1]
+        # All values can look accurate while a direction that the start hardly contains has yet to appear: wait for it.
+        moved = (history[-1] - history[-min(step, STEADY)]).abs()
+        settled = (moved <= tolerance * history[-1]) & (step >= STEADY)
+        converged = accurate & (settled | (step == start.numel()))
+        if converged.all():
             break
-    return JacobianExtremes(float(values[0]), bool(converged[0]), float(values[-1]), bool(converged[-1]), steps)
+    largest, smallest = history[-1].tolist()
+    return JacobianExtremes(largest, bool(converged[0]), smallest, bool(converged[1]), step)
 
 
-def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
-    """Remove from `vector` its part along an orthonormal `basis`; twice, since rounding leaves some the first time."""
-    rows = torch.stack(basis)
+def _next(vector: Tensor, basis: Tensor, negligible: float) -> tuple[Tensor, float]:
+    """Return the unit vector and length of the part of `vector` orthogonal to the rows of `basis`.
+
+    Where nothing but rounding is left of it, the search goes on from a random direction, with length 0.
+    """
+    if len(basis) == len(vector):
+        return torch.zeros_like(vector), 0.0
+    vector = _orthogonal(vector, basis)
+    length = float(vector.norm())
+    if length <= negligible:
+        generator = torch.Generator().manual_seed(len(basis))
+        vector = _orthogonal(torch.randn(len(vector), generator=generator, dtype=torch.float64).to(vector), basis)
+        length = 0.0
+    return _orthogonal(vector / vector.norm(), basis), length
+
+
+def _orthogonal(vector: Tensor, basis: Tensor) -> Tensor:
+    """Remove from `vector` its part along the rows of `basis`; twice, since rounding leaves some the first time."""
     for _ in range(2):
-        vector = vector - rows.mT @ (rows @ vector)
+        vector = vector - basis.mT @ (basis @ vector)
     return vector
 
 

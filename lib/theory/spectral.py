@@ -1,4 +1,4 @@
-"""Tokens and attention in the Fourier domain: what is constant over tokens (DC), what varies (HC), and which bands attention lets through.
+"""Tokens and attention in the Fourier domain: what tokens share (DC), how they differ (HC), which bands attention passes.
 
 Follows Wang, Zheng, Chen, Wang, "Anti-Oversmoothing in Deep Vision Transformers via the Fourier Domain Analysis",
 ICLR 2022, arXiv 2203.05962: the definitions before Theorem 1, and the quantities of figures 1 and 5.
@@ -51,7 +51,10 @@ def signal_spectrum(x: Tensor) -> Tensor:
 
     Bands come in the order of `torch.fft.fftfreq(n)`. Band 0 is ‖DC[X]‖_F, the others make up ‖HC[X]‖_F (Parseval).
     """
-    return _both_halves(vector_norm(torch.fft.rfft(_tokens(x), dim=-2, norm="ortho"), dim=-1), x.shape[-2])
+    x = _tokens(x)
+    half = torch.view_as_real(torch.fft.rfft(x, dim=-2, norm="ortho"))  # torch's norm of complex numbers is slow
+    gains = vector_norm(half, dim=(-2, -1))
+    return torch.cat([gains, gains[..., 1 : (x.shape[-2] + 1) // 2].flip(-1)], dim=-1)  # band n−i mirrors band i
 
 
 def frequency_response(attn: Tensor, side: str = "output") -> Tensor:
@@ -64,12 +67,11 @@ def frequency_response(attn: Tensor, side: str = "output") -> Tensor:
     Λ is never formed: a unitary factor leaves lengths alone, so ‖row i of F A F⁻¹‖ = ‖row i of F A‖, and likewise for
     columns of A F⁻¹. One FFT of a real matrix is enough, and half of its bands mirror the other half.
     """
-    axes = {"output": (-2, -1), "input": (-1, -2)}
-    if side not in axes:
-        raise unknown("side", side, axes)
-    transformed, summed = axes[side]
-    bands = torch.fft.rfft(_tokens(check_attention(attn)), dim=transformed, norm="ortho")
-    return _both_halves(vector_norm(bands, dim=summed), attn.shape[-1])
+    sides = ("output", "input")
+    if side not in sides:
+        raise unknown("side", side, sides)
+    attn = check_attention(attn)
+    return signal_spectrum(attn if side == "output" else attn.mT)
 
 
 def token_similarity(x: Tensor) -> Tensor:
@@ -83,7 +85,9 @@ def token_similarity(x: Tensor) -> Tensor:
     n = x.shape[-2]
     if n < 2:
         raise InputError(f"a similarity of different tokens needs at least 2 tokens; saw {n}")
-    unit = torch.nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny)
+    tiny = torch.finfo(x.dtype).tiny
+    scaled = x / x.abs().amax(dim=-1, keepdim=True).clamp(min=tiny)  # the square of 1e-30 underflows in float32
+    unit = torch.nn.functional.normalize(scaled, dim=-1, eps=tiny)
     pairs = unit.sum(dim=-2).square().sum(dim=-1) - unit.square().sum(dim=(-2, -1))
     return pairs / (n * (n - 1))
 
@@ -130,9 +134,3 @@ def _tokens(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise InputError(f"tokens must be real floating-point numbers; saw {x.dtype}")
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _both_halves(gains: Tensor, bands: int) -> Tensor:
-    """Complete (…, n//2 + 1) band gains of a real signal to (…, n): band n−i mirrors band i."""
-    mirrored = gains[..., 1 : (bands + 1) // 2].flip(-1)
-    return torch.cat([gains, mirrored], dim=-1)

@@ -24,8 +24,8 @@ def write(path: Path, state: object) -> None:
     """Write nested dicts and lists of tensors and plain values to `path`, whole or not at all."""
     tensors: dict[str, torch.Tensor] = {}
     outline = json.dumps(_outline(state, tensors))
-    metadata = {"outline": outline, "digest": _digest(tensors, outline)}
-    files.write(path, save(tensors, metadata))
+    header = json.dumps([outline, _digest(tensors, outline)])  # one entry: safetensors would shuffle several
+    files.write(path, save(tensors, {"state": header}))
 
 
 def read(path: Path) -> object:
@@ -33,13 +33,12 @@ def read(path: Path) -> object:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-            metadata = file.metadata() or {}
-        intact = metadata["digest"] == _digest(tensors, metadata["outline"])
-    except (SafetensorError, KeyError) as error:
+            outline, digest = json.loads((file.metadata() or {})["state"])
+    except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path.name} is not a whole checkpoint ({error})") from error
-    if not intact:
+    if digest != _digest(tensors, outline):
         raise CorruptFile(f"{path.name} does not match its own digest")
-    return _restore(json.loads(metadata["outline"]), tensors)
+    return _restore(json.loads(outline), tensors)
 
 
 def _outline(state: object, tensors: dict[str, torch.Tensor]) -> object:

@@ -63,6 +63,7 @@ class Spec:
     crop: float = 1.0  # resized so that the centre crop keeps this share of the shorter side
     pad: int = 0  # zero border that is added where it leads to img_size
     streams: bool = False  # whatever its size
+    gated: bool = False  # needs a token
 
 
 SPECS = {
@@ -91,6 +92,7 @@ SPECS = {
         img_size=224,
         crop=224 / 256,
         streams=True,
+        gated=True,
     ),
 }
 EMBEDDED = ROOT / "data" / "fashion_mnist"
@@ -428,10 +430,12 @@ def _hub_folder(name: str, spec: Spec) -> Path:
                                  "and give your token (HF_TOKEN, or `hf auth login`)") from error
             except Exception as error:  # whatever the network says, the ways out are the same
                 reason = str(error).strip().partition("\n")[0]
+                token = " with a token for this gated set (HF_TOKEN)" * spec.gated
                 raise InputError(
-                    f"{name} is not in the cache and cannot be fetched from the hub ({reason}); three ways out: connect to "
-                    f"the network once; set HF_HOME to a cache that holds {spec.repo} at {spec.revision[:7]}; or use "
-                    f"local data (a folder, {_variable(name)}=folder, or the embedded 'fashion_mnist')") from error
+                    f"{name} is not in the cache and cannot be fetched from the hub ({reason}); three ways out: "
+                    f"connect to the network once{token}; set HF_HOME to a cache that holds {spec.repo} at "
+                    f"{spec.revision[:7]}; or use local data (a folder, {_variable(name)}=folder, or the embedded "
+                    "'fashion_mnist')") from error
     _check_hashes(Path(folder), spec.sha256, "delete the file and load again")
     return Path(folder)
 

@@ -22,7 +22,7 @@ import torch
 from accelerate import Accelerator
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -76,16 +76,20 @@ class TrainConfig:
     compile: bool = False
     accumulation: int = 1
     device: str = "cpu"
-    probe_images: int = 32
+    probe_images: int = 20
 
     def __post_init__(self):
         for name, minimum in {"seed": 0, "epochs": 1, "batch_size": 1, "accumulation": 1, "probe_images": 0}.items():
             if getattr(self, name) < minimum:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+        if not 0 < self.validation <= 0.5:
+            raise InputError(f"validation is {self.validation}; it must be a share above 0 and at most 0.5")
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
         if self.batch_size % self.accumulation:
             raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
+        if self.optimizer not in list_optimizers():
+            raise unknown("optimizer", self.optimizer, list_optimizers())
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.device not in ("cpu", "cuda"):

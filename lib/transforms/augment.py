@@ -49,5 +49,5 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def imagenet_transform(img_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Tensor]:
-    """Return timm's training transform with `RECIPE`: an RGB PIL image to a normalised float (3, img_size, img_size)."""
+    """Return timm's training transform with `RECIPE`, from an RGB PIL image to a normalised (3, img_size, img_size)."""
     return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPE)

@@ -24,7 +24,7 @@ from lib.errors import InputError, unknown
 
 DCT_FLOOR = 1e-12  # magnitudes up to this share of the largest are float64 rounding
 TINY = torch.finfo(torch.float64).tiny  # stands for the largest value of an image of zeros, to divide by
-DENSE_DCT = 256  # on a device, longer axes go through an FFT
+DENSE_DCT = {"cpu": 64, "cuda": 256}  # axes up to this go through a dense product, longer ones through an FFT
 FAST_KAPPA = 3e4  # the fast path is fitted for condition numbers up to this,
 FAST_DOUBLINGS = 33  # so its exponents must go well beyond κ², up to 2^33
 
@@ -61,7 +61,7 @@ def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tupl
         weight = weight / top.sqrt()
     factor = (q * weight[..., None, :]) @ q.mT
     # On a CPU float32 halves the last product; weights up to 100 keep its rounding below 1e-5.
-    if _float32_products(tokens) and weight.amax() <= 100:
+    if rescale and _float32_products(tokens) and weight.amax() <= 100:
         z, factor = tokens, factor.float()
     return _apply(factor, z, wide, scale if rescale else None, tokens.dtype), eigenvalues, q, weight, kept
 
@@ -98,9 +98,9 @@ class _GraySvd(torch.autograd.Function):
         grad_q, z_q = q.mT @ grad.double(), q.mT @ z
         outer = grad_q @ z_q.mT
         outer = (outer + outer.mT) / 2
-        through_top = (weight * outer.diagonal(dim1=-2, dim2=-1)).sum(-1) * power / eigenvalues[..., -1].clamp_min(TINY)
         inner = gamma * outer
-        inner[..., -1, -1] += through_top
+        through_top = (weight * outer.diagonal(dim1=-2, dim2=-1)).sum(-1) * power
+        inner[..., -1, -1] += through_top / eigenvalues[..., -1].clamp_min(TINY)
         result = q @ (weight[..., None] * grad_q + 2 * inner @ z_q)
         if not ctx.rescale and scale is not None:
             result = result / scale
@@ -110,12 +110,12 @@ class _GraySvd(torch.autograd.Function):
 def gray_svd_fast(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
     """Return SVD-TG of `tokens` (…, n, d) for any ε with matrix products only: made for a GPU.
 
-    With Y = I − G/λ_max, the wanted (G/λ_max)^(−s), s = (1−ε)/2, is a sum of a few powers of Y: 41 products
+    With Y = I − G/λ_max, the wanted (G/λ_max)^(−s), s = (1−ε)/2, is a sum of a few powers of Y: 46 products
     of m×m matrices in float64, most of them squarings. A GPU with slow float64 is better served by `gray_svd`,
     and a CPU always is.
-    Relative Frobenius error ≤ 2e-5 on photographs with κ ≤ FAST_KAPPA, ≤ 2e-4 on any tokens so conditioned
-    (the contract's tolerance; Gaussian ones, whose top eigenvalues crowd, come to 5e-5). Beyond that κ the
-    smallest singular values lose accuracy, never finiteness; zero ones stay zero.
+    Relative Frobenius error ≤ 2e-5 on photographs with κ ≤ 3e4, ≤ 2e-4 on any tokens so conditioned (the worst
+    have hundreds of singular values within percents of σ_max). Beyond that κ the smallest singular values
+    lose accuracy, never finiteness; zero ones stay zero.
     Raises like `gray_svd`, but nothing here waits for a device: only on a CPU are non-finite tokens
     refused, on a device they give a non-finite image (that one only). Gradients pass through the products.
     """
@@ -139,10 +139,10 @@ def gray_svd_fast(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Te
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
-    """Return λ_max (…, 1, 1): the best Rayleigh quotient among the columns of G^64."""
+    """Return λ_max (…, 1, 1): the best Rayleigh quotient among the columns of G^1024."""
     with torch.no_grad():
         columns = gram
-        for _ in range(6):
+        for _ in range(10):
             columns = columns / _positive(torch.linalg.matrix_norm(columns, keepdim=True))
             columns = columns @ columns
         lengths = (columns * columns).sum(-2, keepdim=True)
@@ -155,7 +155,7 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
 
 @functools.lru_cache
 def _fast_coefficients(epsilon: float) -> list[float]:
-    """Fit x^(−s), s = (1−ε)/2, on [1/κ², 1] by a sum of powers of y = 1 − x with exponents 0, 1, 3, 2, 4, 8, ….
+    """Fit x^(−s), s = (1−ε)/2, on [1/κ², 1] by a sum of powers of y = 1 − x, exponents 0, 1, 3, 2, 4, 8, ….
 
     x^(−s) is an integral of e^(−tx) over t; the trapezoid rule in log t turns it into such a sum, and
     doubling t is fine enough. Least squares, reweighted towards the worst points, takes the maximal relative
@@ -190,9 +190,10 @@ def gray_dct(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
     # Rounding of 1e-8 becomes (1e-8)^ε of the largest magnitude: below ε = 0.9 the transform needs float64.
     dtype = torch.promote_types(tokens.dtype, torch.float32)
     coefficients = _Dct.apply(tokens.double() if epsilon < 0.9 else tokens.to(dtype), False)
-    top = _positive(coefficients.abs().amax((-2, -1), keepdim=True))
+    top = coefficients.abs().amax((-2, -1), keepdim=True)
     if top.device.type == "cpu":
         _check_finite(tokens, top)
+    top = _positive(top)
     coefficients = hardshrink(coefficients / top, DCT_FLOOR).to(dtype)
     coefficients = coefficients * coefficients.abs().clamp_min(DCT_FLOOR) ** (epsilon - 1)
     result = _Dct.apply(coefficients, True)
@@ -205,7 +206,7 @@ class _Dct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, inverse):
         ctx.inverse = inverse
-        if x.device.type == "cpu":  # measured: never slower than a dense product from 64×48 on
+        if x.device.type == "cpu" and max(x.shape[-2:]) > DENSE_DCT["cpu"]:
             transform = scipy.fft.idctn if inverse else scipy.fft.dctn
             return torch.from_numpy(transform(x.numpy(), axes=(-2, -1), norm="ortho"))
         return _dct_axis(_dct_axis(x.double(), inverse).mT, inverse).mT.to(x.dtype)
@@ -218,12 +219,12 @@ class _Dct(torch.autograd.Function):
 def _dct_axis(x: Tensor, inverse: bool) -> Tensor:
     """Transform the last axis (float64) on any device: dense product if short, else Makhoul's one FFT."""
     n = x.shape[-1]
-    if n <= DENSE_DCT:
+    if n <= DENSE_DCT.get(x.device.type, 256):
         matrix = _dct_matrix(n, x.device)
         return x @ (matrix if inverse else matrix.mT)
     k = torch.arange(n, device=x.device, dtype=x.dtype)
     twiddle = torch.polar(torch.ones_like(k), -math.pi * k / (2 * n))
-    size = (torch.where(k == 0, 1.0, 2.0) / n).sqrt()
+    size = ((1 + k.sign()) / n).sqrt()
     if not inverse:
         shuffled = torch.cat([x[..., ::2], x[..., 1::2].flip(-1)], -1)
         return (torch.fft.fft(shuffled) * twiddle).real * size

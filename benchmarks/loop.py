@@ -1,0 +1,98 @@
+"""What the training loop costs beside a bare loop doing the same arithmetic; one CPU thread.
+
+    python benchmarks/loop.py [--pairs 7] [--json FILE]
+
+Both train the same model on the same batches for one epoch and evaluate it as often; they take turns, and the median
+of the ratios of each turn is reported, so that a machine that changes its speed does not matter. Times are processor
+times.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from lib.training import loop
+
+CONFIG = loop.TrainConfig(data="fashion_mnist", model="vit", seed=0, epochs=1, learning_rate=1e-3, probe_images=0,
+                          model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7})
+
+
+def bare(config: loop.TrainConfig) -> None:
+    """Train and evaluate with nothing but torch."""
+    data, model = loop.dataset(config), loop.build_model(config)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    criterion = torch.nn.CrossEntropyLoss()
+    total = data.train.num_images // config.batch_size
+    evaluate(model, data.validation)
+    model.train()
+    for step, (images, labels) in enumerate(data.train.batches(config.batch_size, device="cpu", drop_last=True, train=True)):
+        optimizer.param_groups[0]["lr"] = config.learning_rate * (1 + math.cos(math.pi * step / total)) / 2
+        criterion(model(images), labels).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    for split in (data.validation, data.test, data.test):
+        evaluate(model, split)
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, split) -> float:
+    model.eval()
+    return sum((model(images).argmax(1) == labels).sum().item() for images, labels in split.batches(loop.EVALUATION_BATCH))
+
+
+def ours(config: loop.TrainConfig) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        loop.train(config, Path(folder))
+
+
+def seconds(function, *arguments) -> float:
+    start = time.process_time()
+    function(*arguments)
+    return time.process_time() - start
+
+
+def import_seconds() -> float:
+    """Return what importing the library costs beyond torch and timm."""
+    code = ("import time, torch, timm; start = time.process_time(); "
+            "import lib.companion.runs, lib.training.loop; print(time.process_time() - start)")
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    probing = dataclasses.replace(CONFIG, probe_images=loop.TrainConfig.probe_images)
+    ours(CONFIG)  # warm up
+    loop_ratios, probe_ratios, imports = [], [], []
+    for _ in range(arguments.pairs):
+        reference, plain, probed = seconds(bare, CONFIG), seconds(ours, CONFIG), seconds(ours, probing)
+        loop_ratios.append(plain / reference)
+        probe_ratios.append(probed / plain)
+        imports.append(import_seconds())
+    results = {"loop / bare loop": statistics.median(loop_ratios),
+               "with κ of every block at initialisation and after the epoch / without": statistics.median(probe_ratios),
+               "import beyond torch and timm (s)": statistics.median(imports)}
+    print(f"| measured | median of {arguments.pairs} |\n|---|---|")
+    for name, value in results.items():
+        print(f"| {name} | {value:.3f} |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"pairs": arguments.pairs, "median": results, "loop": loop_ratios,
+                                              "probe": probe_ratios}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

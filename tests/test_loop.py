@@ -1,0 +1,210 @@
+"""The training loop against a loop written by hand, and its promises: exact resume, divergence as a result."""
+
+import dataclasses
+import math
+
+import numpy
+import pytest
+import torch
+
+from lib.errors import InputError
+from lib.training import checkpoint, loop
+from lib.training.loop import TrainConfig, train
+
+TINY = TrainConfig(data="fashion_mnist", model="vit", seed=3, epochs=3, learning_rate=1e-3, train_images=240,
+                   test_images=100, model_args={"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 7},
+                   batch_size=32, probe_images=4)
+
+
+def but(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def by_hand(config):
+    """Train without any of the libraries the loop uses; return losses per epoch, and the model."""
+    data = loop.dataset(config)
+    model = loop.build_model(config)
+    decayed = [p for p in model.parameters() if p.ndim > 1 and p is not model.pos_embed and p is not model.cls_token]
+    others = [p for p in model.parameters() if not any(p is q for q in decayed)]
+    optimizer = torch.optim.AdamW([{"params": others, "weight_decay": 0.0},
+                                   {"params": decayed, "weight_decay": config.weight_decay}])
+    steps = data.train.num_images // config.batch_size
+    total, losses = config.epochs * steps, []
+    warmup = round(config.warmup * total)
+    for epoch in range(1, config.epochs + 1):
+        model.train()
+        batches = data.train.batches(config.batch_size, device="cpu", seed=config.seed, epoch=epoch, drop_last=True,
+                                     train=True)
+        sums = []
+        for step, (images, labels) in enumerate(batches):
+            now = (epoch - 1) * steps + step
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * (
+                    now / warmup if now < warmup else (1 + math.cos(math.pi * now / total)) / 2)
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+            for p in model.parameters():
+                p.grad *= min(1, config.clip / norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            sums.append(loss.item())
+        losses.append(numpy.mean(sums))
+    return losses, model.eval()
+
+
+def test_equals_a_loop_written_by_hand(tmp_path):
+    result = train(TINY, tmp_path)
+    losses, model = by_hand(TINY)
+    assert [row["train_loss"] for row in result["history"]][1:] == pytest.approx(losses, rel=1e-5)
+    pixels = loop.dataset(TINY).test
+    (images, labels), = pixels.batches(100, device="cpu", train=False)
+    with torch.no_grad():
+        assert result["final_test_top1"] == pytest.approx(100 * (model(images).argmax(1) == labels).float().mean())
+    best = max(range(4), key=lambda epoch: result["history"][epoch]["validation_top1"])
+    assert result["best_epoch"] == best
+    assert result["validation_top1"] == result["history"][best]["validation_top1"]
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(epoch):
+    def report(history):
+        if history[-1]["epoch"] == epoch:
+            raise Killed
+    return report
+
+
+EVERYTHING = {"augment": "crop_flip", "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "ema": 0.9,
+              "model_args": TINY.model_args | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1}}
+
+
+@pytest.mark.parametrize("changes", [{}, EVERYTHING, {"accumulation": 4}, {"skip": "none"}])
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, changes):
+    config = but(**changes)
+    whole = train(config, tmp_path / "whole")
+    for epoch in (1, 2):
+        with pytest.raises(Killed):
+            train(config, tmp_path / "parts", killed_after(epoch))
+    parts = train(config, tmp_path / "parts")
+    assert len(parts.pop("seconds")) == len(whole.pop("seconds")) == 3
+    assert parts == whole
+    digests = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert digests[0] == digests[1]
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
+    with pytest.raises(Killed):
+        train(TINY, tmp_path, killed_after(1))
+    with pytest.raises(checkpoint.CorruptFile, match="belongs to another configuration"):
+        train(but(learning_rate=2e-3), tmp_path)
+
+
+def test_micro_batches_add_up(tmp_path):
+    whole, parts = train(TINY, tmp_path / "a"), train(but(accumulation=4), tmp_path / "b")
+    pairs = list(zip(whole["history"], parts["history"]))[1:]
+    for one, other in pairs:
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-3)
+
+
+def test_the_averaged_weights_are_the_evaluated_ones(tmp_path):
+    """With decay 1 - 1e-12 the averaged model stays where it started, whatever is learnt."""
+    config = but(ema=1 - 1e-12, epochs=1, learning_rate=1e-2)
+    result = train(config, tmp_path)
+    assert result["history"][0]["validation_loss"] == pytest.approx(result["history"][1]["validation_loss"], rel=1e-6)
+    stored = checkpoint.read(tmp_path / "model.safetensors")
+    torch.testing.assert_close(stored["head.weight"], loop.build_model(config).head.weight.data)
+
+
+def test_bfloat16_learns_the_same_up_to_its_precision(tmp_path):
+    exact, rough = train(TINY, tmp_path / "a"), train(but(precision="bfloat16"), tmp_path / "b")
+    losses = [[row["train_loss"] for row in result["history"][1:]] for result in (exact, rough)]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same(tmp_path):
+    plain, compiled = train(but(epochs=1), tmp_path / "a"), train(but(epochs=1, compile=True), tmp_path / "b")
+    assert plain["history"][1]["train_loss"] == pytest.approx(compiled["history"][1]["train_loss"], rel=1e-4)
+    assert plain["history"][1]["log_kappa"][0]["n"] == compiled["history"][1]["log_kappa"][0]["n"]
+
+
+def test_a_non_finite_loss_stops_the_run_and_is_recorded(tmp_path, monkeypatch):
+    build = loop.build_model
+
+    def explosive(config):
+        model = build(config)
+        calls = []
+
+        def poison(module, arguments, output):
+            calls.append(module.training)
+            return output * float("nan") if module.training and sum(calls) == 9 else output
+
+        model.register_forward_hook(poison)
+        return model
+
+    monkeypatch.setattr(loop, "build_model", explosive)
+    result = train(TINY, tmp_path)
+    assert result["divergence"] == {"kind": "non-finite", "epoch": 2, "step": 8}  # 6 steps an epoch, counted from 0
+    assert len(result["history"]) == 3 and result["final_test_top1"] is None
+    assert result["best_epoch"] in (0, 1) and result["test_top1"] > 0
+    assert train(TINY, tmp_path)["divergence"] == result["divergence"]
+
+
+def test_an_exploded_loss_is_recorded_and_training_goes_on(tmp_path):
+    config = but(learning_rate=300.0, epochs=4, weight_decay=0.0)
+    result = train(config, tmp_path)
+    assert result["divergence"]["kind"] == "explosion" and len(result["history"]) == 5
+
+
+@pytest.mark.parametrize("scores, epoch", [
+    ([10, 60, 62, 61], None), ([10, 60, 20, 61], None), ([10, 60, 40, 29, 10], 3), ([10, 60, 29, 31, 29], 4),
+    ([10, 19, 5], None), ([10, 20, 9], 2), ([10, 10, 10], None)])
+def test_a_collapse_is_the_epoch_from_which_the_score_stays_low(scores, epoch):
+    found = loop._collapse([{"validation_top1": score} for score in scores])
+    assert found == (None if epoch is None else {"kind": "collapse", "epoch": epoch, "step": None})
+
+
+def test_kappa_is_recorded_for_every_block_and_place_each_epoch(tmp_path):
+    result = train(but(epochs=1), tmp_path)
+    assert [row["epoch"] for row in result["history"]] == [0, 1]
+    for row in result["history"]:
+        assert [(entry["place"], entry["block"], entry["n"]) for entry in row["log_kappa"]] == [
+            (place, block, 4) for place in loop.PLACES for block in (0, 1)]
+    assert list(result["history"][1]["block_gradient_norm"]) == ["blocks.0", "blocks.1"]
+
+
+def test_measuring_kappa_does_not_change_the_training(tmp_path):
+    probed, plain = train(TINY, tmp_path / "a"), train(but(probe_images=0), tmp_path / "b")
+    assert [row["train_loss"] for row in probed["history"]] == [row["train_loss"] for row in plain["history"]]
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"epochs": 0}, "epochs is 0; it must be at least 1"), ({"seed": -1}, "seed is -1; it must be at least 0"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; it must be positive"),
+    ({"validation": 0.0}, "validation is 0.0; it must be a share above 0"),
+    ({"accumulation": 5}, "accumulation 5 does not divide batch_size 32"),
+    ({"precision": "bf16"}, "unknown precision 'bf16'; did you mean 'bfloat16'"),
+    ({"device": "gpu"}, "unknown device 'gpu'"),
+    ({"batch_size": 250}, "batch_size 250 exceeds the 216 training images"),
+    ({"model": "vit_tini_patch16_224"}, "unknown model 'vit_tini_patch16_224'; did you mean 'vit_tiny_patch16_224'"),
+    ({"skip": "no_sap"}, "unknown skip 'no_sap'; did you mean 'no_sab'"),
+    ({"data": "fashion"}, "unknown data set 'fashion'"),
+    ({"augment": "flip"}, "unknown augment"),
+    ({"optimizer": "adamz"}, "unknown optimizer 'adamz'"),
+])
+def test_bad_configurations_are_refused_in_one_line(tmp_path, changes, message):
+    with pytest.raises(InputError) as error:
+        train(but(**changes), tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_asking_for_a_gpu_in_vain_is_refused():
+    with pytest.raises(InputError, match="shows no GPU to torch; use device 'cpu' or 'auto'"):
+        but(device="cuda")

@@ -1,0 +1,131 @@
+"""The notebooks as a reader, papermill and nbval need them: executed, quiet, thin, and every line runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+import standin
+import yaml
+
+from lib import files
+from lib.companion import fingerprint, params, workflow
+
+NOTEBOOKS = fingerprint.notebooks()
+IGNORED = "nbval-ignore-output"
+
+
+def cells(notebook):
+    return nbformat.read(fingerprint.notebook_path(notebook), as_version=4).cells
+
+
+def code_cells(notebook):
+    return [cell for cell in cells(notebook) if cell.cell_type == "code" and cell.source.strip()]
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def test_every_notebook_is_tested_and_every_claim_has_its_notebook():
+    assert {path.stem for path in (files.ROOT / "notebooks").glob("*.ipynb")} == set(NOTEBOOKS)
+    assert NOTEBOOKS[0] == "00_overview" and len(NOTEBOOKS) >= 2
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_it_opens_with_a_question_and_declares_its_parameters_once(notebook):
+    first = cells(notebook)[0]
+    assert first.cell_type == "markdown" and re.match(r"# .*\?", first.source)
+    declaring, = [cell for cell in code_cells(notebook) if "parameters" in tags(cell)]
+    assert all("  # " in line for line in declaring.source.splitlines())
+    params.declarations(declaring.source)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_it_was_executed_in_order_and_is_quiet(notebook):
+    found = code_cells(notebook)
+    assert [cell.execution_count for cell in found] == list(range(1, len(found) + 1))
+    text = json.dumps([cell.outputs for cell in found])
+    assert "stderr" not in [output.get("name") for cell in found for output in cell.outputs]
+    assert not re.search(r'"output_type": "error"|/(home|root|tmp|Users|work)/|object at 0x', text)
+    assert fingerprint.notebook_path(notebook).stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_it_is_thin(notebook):
+    for cell in code_cells(notebook):
+        if "parameters" not in tags(cell):
+            assert len([line for line in cell.source.splitlines() if line.strip()]) <= 15, cell.source
+        assert not re.search(r"^class |\.backward\(|\.step\(|^[%!]", cell.source, re.M), cell.source
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_nbval_compares_at_least_half_of_the_outputs(notebook):
+    printing = [cell for cell in code_cells(notebook) if cell.outputs]
+    compared = [cell for cell in printing if IGNORED not in tags(cell)]
+    assert len(compared) >= len(printing) / 2 >= 1
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+@pytest.mark.parametrize("preset", ["smoke", "gpu", "paper"])
+def test_every_preset_names_declared_parameters_of_the_right_type(notebook, preset):
+    declaring, = [cell for cell in code_cells(notebook) if "parameters" in tags(cell)]
+    declared = params.declarations(declaring.source)
+    values = params.preset_values(notebook, preset, declared)
+    defaults = {name: declaration.default for name, declaration in declared.items()}
+    assert set(params.check(defaults | values, declared, {})) == set(declared)
+
+
+@pytest.fixture(scope="session")
+def shared_store(tmp_path_factory):
+    """One run store for all notebooks of a session: some use the runs of others."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_nbval_in_the_smoke_preset(notebook, shared_store):
+    environment = os.environ | {"COMPANION_RUNS": str(shared_store), params.PRESET_VARIABLE: "smoke"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-cell-timeout=600",
+                           f"notebooks/{notebook}.ipynb"], cwd=files.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert f"{len(code_cells(notebook))} passed" in done.stdout
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Tiny stand-ins in the layout of every data set that the presets name."""
+    for name in ("cifar10", "tiny-imagenet", "imagenet-1k"):
+        standin.make(name, tmp_path / name, images_per_class=4 if name == "cifar10" else 2)
+        monkeypatch.setenv("COMPANION_" + name.upper().replace("-", "_"), str(tmp_path / name))
+
+
+def two_batches(values):
+    """Keep a preset's models, data and recipe, but only a first seed, a first learning rate and a few steps."""
+    few = {"epochs": 1, "batch_size": 16, "device": "cpu", "workers": 0, "kappa_images": 4, "diagram_depths": [1]}
+    firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
+    return values | firsts | {"seeds": [0], "diagram_seeds": [0]} | few
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", [name for name in NOTEBOOKS if name != "00_overview"])
+@pytest.mark.parametrize("preset", ["gpu", "paper"])
+def test_every_large_preset_runs_for_two_batches(notebook, preset, hub, store, tmp_path, monkeypatch):
+    values = yaml.safe_load(params.preset_path(notebook, preset).read_text())
+    parameters = tmp_path / "few.yaml"
+    parameters.write_text(yaml.safe_dump(two_batches(values)))
+    monkeypatch.setattr(workflow, "preset_path", lambda *names: parameters)
+    workflow.execute(notebook, preset, tmp_path / "out.ipynb")
+    assert (tmp_path / "out.ipynb").exists()
+
+
+@pytest.mark.slow
+def test_a_misspelt_parameter_ends_in_one_line_and_leaves_nothing(store):
+    done = subprocess.run([sys.executable, "-m", "papermill", "notebooks/01_skip_removal.ipynb", os.devnull, "--cwd",
+                           "notebooks", "-p", "epoch", "2", "--no-progress-bar"], cwd=files.ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "InputError: unknown parameter 'epoch'; did you mean 'epochs'?" in done.stderr
+    assert not store.exists()

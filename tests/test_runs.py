@@ -1,0 +1,266 @@
+"""The run store: loads, resumes, notices damage, survives being killed, and computes a run once."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from test_loop import TINY, but
+
+from lib import files
+from lib.companion import runs
+from lib.errors import InputError
+from lib.training import checkpoint, loop
+
+
+def load_or_run(*configs, workers=0, said=None):
+    return runs.load_or_run(loop.train, configs or [TINY], workers=workers,
+                            report=None if said is None else said.append)
+
+
+def test_a_second_call_computes_nothing(store, monkeypatch):
+    said = []
+    first, = load_or_run(said=said)
+    assert said[0] == "0 of 1 runs loaded from the store, 1 to compute"
+    assert sorted(path.name for path in first.folder.iterdir()) == [
+        "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
+    monkeypatch.setattr(runs._Job, "execute", None)
+    said.clear()
+    assert load_or_run(said=said) == [first]
+    assert said == ["1 of 1 runs loaded from the store, 0 to compute"]
+
+
+def test_a_run_knows_where_it_comes_from(store):
+    run, = load_or_run()
+    provenance = json.loads((run.folder / "provenance.json").read_text())
+    assert provenance["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert provenance["data"] == loop.dataset(TINY).digest and provenance["seed"] == TINY.seed
+    assert provenance["machine"]["device"] == "cpu" and provenance["peak_memory_bytes"] > 1e8
+    assert set(provenance["git"]) == {"commit", "dirty"} and len(provenance["seconds_per_epoch"]) == TINY.epochs
+    assert json.loads((run.folder / "config.json").read_text()) == dataclasses.asdict(TINY)
+
+
+def test_a_stored_model_scores_what_its_result_says(store):
+    run, = load_or_run()
+    (images, labels), = loop.dataset(TINY).test.batches(100, device="cpu", train=False)
+    with torch.no_grad():
+        top1 = 100 * (run.load_model()(images).argmax(1) == labels).float().mean().item()
+    assert top1 == pytest.approx(run.result["test_top1"])
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"skip": "none"}, {"train_images": 120}, {"weight_decay": 0.1},
+                                    {"model_args": TINY.model_args | {"depth": 1}}])
+def test_the_hash_follows_the_configuration(store, change):
+    assert runs._place(loop.train, TINY)[0] != runs._place(loop.train, but(**change))[0]
+
+
+def test_the_hash_follows_data_code_and_versions(store, monkeypatch):
+    hashes = {runs._place(loop.train, TINY)[0]}
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.fingerprint, "code_fingerprint", lambda module: "other")
+        hashes.add(runs._place(loop.train, TINY)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.provenance, "versions", lambda: {"torch": "0"})
+        hashes.add(runs._place(loop.train, TINY)[0])
+    with monkeypatch.context() as patch:
+        data = dataclasses.replace(loop.dataset(TINY), digest="other")
+        patch.setattr(loop, "dataset", lambda config: data)
+        hashes.add(runs._place(loop.train, TINY)[0])
+    assert len(hashes) == 4
+
+
+def cut(text):
+    return text[:len(text) // 2]
+
+
+@pytest.mark.parametrize("name, damage", [
+    ("metrics.jsonl", cut), ("metrics.jsonl", lambda content: content.replace(b'"epoch": 1', b'"epoch": 7')),
+    ("result.json", cut), ("result.json", lambda content: b"{}"), ("config.json", lambda content: b""),
+    ("model.safetensors", cut), ("provenance.json", None)])
+def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
+    first, = load_or_run()
+    path = first.folder / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    said = []
+    again, = load_or_run(said=said)
+    assert again == first
+    assert f"run {first.hash} is damaged" in said[0] and f"set aside as {first.hash}.damaged-1" in said[0]
+    assert first.folder.with_name(f"{first.hash}.damaged-1").is_dir()
+
+
+def stop_after(monkeypatch, epoch):
+    """Stop the next run as a crash would, after it wrote the checkpoint of an epoch."""
+    save = loop._Run.save
+
+    def save_and_stop(self):
+        save(self)
+        if self.epoch == epoch:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop._Run, "save", save_and_stop)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_starts_over(store, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            load_or_run()
+    half, = store.glob("train/*/checkpoint.safetensors")
+    half.write_bytes(half.read_bytes()[:-7])
+    said = []
+    again, = load_or_run(said=said)
+    assert "checkpoint" in said[1] and "set aside" in said[1]
+    assert again.result["test_top1"] == loop.train(TINY, store / "reference")["test_top1"]
+
+
+def test_a_run_of_another_schema_is_refused_in_words(store):
+    run, = load_or_run()
+    path = run.folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 0}))
+    with pytest.raises(InputError, match="has schema 0, this version reads 1; move the folder away"):
+        load_or_run()
+
+
+def test_no_runs_and_bad_configurations_leave_nothing(store):
+    with pytest.raises(InputError, match="are the seeds empty"):
+        runs.load_or_run(loop.train, [])
+    with pytest.raises(InputError, match="did you mean 'no_sab'"):
+        load_or_run(but(skip="no_sap"))
+    assert not list(store.glob("train/*/result.json"))
+
+
+def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(files.StorageError, match="No space left on device; free space there, or set COMPANION_RUNS"):
+            load_or_run()
+    assert not list(store.rglob("*.tmp"))
+    assert load_or_run()[0].result["test_top1"] > 0
+
+
+def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COMPANION_RUNS", str(tmp_path / "file" / "runs"))
+    with pytest.raises(files.StorageError, match="cannot write .*Not a directory"):
+        load_or_run()
+
+
+def test_tables_hold_what_the_runs_hold(store):
+    both = load_or_run(TINY, but(skip="none"))
+    table = runs.table(both)
+    assert list(table.skip) == ["both", "none"] and list(table.depth) == [2, 2]
+    assert list(table.test_top1) == [run.result["test_top1"] for run in both]
+    history = runs.history(both)
+    assert len(history) == 8 and list(history.epoch[:4]) == [0, 1, 2, 3]
+    assert len(runs.log_kappa(both)) == 2 * 4 * 4 * 2
+    assert set(runs.block_gradient_norms(both).epoch) == {1, 2, 3}
+
+
+def test_jobs_are_named_by_what_differs():
+    assert runs._labels([TINY, but(skip="none")]) == ["skip both", "skip none"]
+    assert runs._labels([but(model_args=TINY.model_args | {"depth": d}) for d in (1, 2)]) == ["depth 1", "depth 2"]
+    assert runs._labels([TINY]) == ["model vit"]
+
+
+SCRIPT = """
+import sys
+from test_loop import TINY, but
+from lib.companion import runs
+from lib.training import loop
+if __name__ == "__main__":
+    found = runs.load_or_run(loop.train, [but(epochs=6), but(epochs=6, skip="none")], workers=int(sys.argv[1]), report=print)
+    print("DONE", [run.hash for run in found])
+"""
+
+
+def start(store, tmp_path, workers):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": os.path.dirname(__file__)}
+    return subprocess.Popen([sys.executable, script, str(workers)], env=environment, text=True, start_new_session=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def numbers(store):
+    """Return everything stored that must not depend on interruptions."""
+    return {path.relative_to(store): path.read_bytes() for name in ("metrics.jsonl", "model.safetensors", "config.json")
+            for path in store.glob(f"train/*/{name}")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_random_moments_it_resumes_to_the_same_numbers(tmp_path, how):
+    """Kill the whole process group at three moments spread over the run; rerun; compare with an undisturbed run."""
+    whole = start(tmp_path / "whole", tmp_path, workers=0)
+    begin = time.monotonic()
+    assert "DONE" in whole.communicate(timeout=300)[0]
+    duration = time.monotonic() - begin
+    chance = random.Random(0)
+    for part in range(3):
+        process = start(tmp_path / "parts", tmp_path, workers=2)
+        time.sleep(duration * (part + chance.random()) / 3)
+        os.killpg(process.pid, how)
+        process.communicate(timeout=60)
+    last = start(tmp_path / "parts", tmp_path, workers=2)
+    assert "DONE" in last.communicate(timeout=300)[0]
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    left = {path.name for path in (tmp_path / "parts").rglob("*") if path.is_file() and ".locks" not in path.parts}
+    assert left == {"config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"}
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work_and_the_folder(tmp_path):
+    both = [start(tmp_path / "store", tmp_path, workers=0) for _ in range(2)]
+    outputs = [process.communicate(timeout=300)[0] for process in both]
+    assert all("DONE" in output for output in outputs)
+    assert outputs[0].splitlines()[-1] == outputs[1].splitlines()[-1]
+    assert len(list((tmp_path / "store" / "train").iterdir())) == 2
+    left = {path.name for path in (tmp_path / "store" / "train").rglob("*") if path.is_file()}
+    assert left == {"config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"}
+
+
+@pytest.mark.slow
+def test_workers_die_with_their_parent(tmp_path):
+    process = start(tmp_path / "store", tmp_path, workers=2)
+    while not list((tmp_path / "store").glob("train/*/checkpoint.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = subprocess.run(["ps", "-o", "pid=", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(children) >= 3
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(alive(int(child)) for child in children):
+        time.sleep(0.1)
+    assert not [child for child in children if alive(int(child))]
+
+
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def killed(config, folder, report):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_one_clear_error(store):
+    with pytest.raises(InputError, match="a worker process was killed"):
+        runs.load_or_run(killed, [TINY, but(seed=9)], workers=1)
