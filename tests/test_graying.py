@@ -373,14 +373,17 @@ def test_gradients_are_finite_everywhere(method, epsilon, rescale):
         assert tokens.grad.dtype == tokens.dtype
 
 
-def test_gradient_at_rank_one_matches_differences_along_it():
-    """Zero singular values stay zero, so the map at fixed rank is what is differentiated."""
-    a, b = torch.randn(5, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    tokens = torch.outer(a, b).requires_grad_()
-    probe = torch.randn(5, 4, dtype=torch.float64)
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5)])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_gradient_with_zero_singular_values_is_that_at_fixed_rank(shape, rank):
+    rng = np.random.default_rng(rank)
+    a, b, da, db = (torch.from_numpy(rng.standard_normal((n, rank))) for n in shape * 2)
+    probe = torch.from_numpy(rng.standard_normal(shape))
+    tokens = (a @ b.mT).requires_grad_()
     (gradient,) = torch.autograd.grad((gray_svd(tokens, 0.5) * probe).sum(), tokens)
-    change = torch.outer(torch.randn(5, dtype=torch.float64), b)  # still rank one
-    assert torch.allclose((gradient * change).sum(), (probe * change).sum(), rtol=1e-6)  # rank one is left alone
+    above, below = (gray_svd((a + h * da) @ (b + h * db).mT, 0.5) for h in (1e-5, -1e-5))
+    difference = ((above - below) * probe).sum() / 2e-5
+    assert abs((gradient * (da @ b.mT + a @ db.mT)).sum() - difference) <= 1e-6 * abs(difference)
 
 
 def test_float16_gradient():

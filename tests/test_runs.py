@@ -64,7 +64,7 @@ def test_the_hash_follows_the_configuration(store, change):
 def test_the_hash_follows_data_code_and_versions(store, monkeypatch):
     hashes = {runs._place(loop.train, TINY)[0]}
     with monkeypatch.context() as patch:
-        patch.setattr(runs.fingerprint, "code_fingerprint", lambda module: "other")
+        patch.setattr(runs, "_code", lambda module: "other")
         hashes.add(runs._place(loop.train, TINY)[0])
     with monkeypatch.context() as patch:
         patch.setattr(runs.provenance, "versions", lambda: {"torch": "0"})
@@ -74,6 +74,14 @@ def test_the_hash_follows_data_code_and_versions(store, monkeypatch):
         patch.setattr(loop, "dataset", lambda config: data)
         hashes.add(runs._place(loop.train, TINY)[0])
     assert len(hashes) == 4
+
+
+def test_code_that_changed_under_a_running_notebook_is_noticed(store, monkeypatch):
+    job = runs._Job(loop.train, TINY, *runs._place(loop.train, TINY))
+    monkeypatch.setattr(runs, "_code", lambda module: "what a worker that started later has loaded")
+    with pytest.raises(InputError, match="code changed since this notebook started: restart the kernel"):
+        job.execute()
+    assert not job.folder.exists()
 
 
 def cut(text):

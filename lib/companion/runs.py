@@ -122,6 +122,7 @@ class _Job:
     hash: str
     folder: Path
     data_digest: str
+    code: str
 
     def load(self, report: Callable[[str], None]) -> Run | None:
         """Return the finished run, None where there is none; set a damaged one aside and say so."""
@@ -151,6 +152,8 @@ class _Job:
 
     def execute(self) -> list[str]:
         """Compute the run unless another process has meanwhile; return what there is to say about it."""
+        if _code(self.function.__module__) != self.code:
+            raise InputError("the library's code changed since this notebook started: restart the kernel and run again")
         notes: list[str] = []
         with FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock"):
             if self.load(notes.append) is None:
@@ -183,13 +186,18 @@ class _Job:
         files.write(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _place(function: Callable, config: loop.TrainConfig) -> tuple[str, Path, str]:
-    """Return a configuration's hash, its folder and the digest of its data."""
-    data = loop.dataset(config)
+@functools.cache
+def _code(module: str) -> str:
+    """Return the fingerprint of the code as this process loaded it; later edits do not count."""
+    return fingerprint.code_fingerprint(module)
+
+
+def _place(function: Callable, config: loop.TrainConfig) -> tuple[str, Path, str, str]:
+    """Return a configuration's hash, its folder, the digest of its data and the fingerprint of its code."""
+    data, code = loop.dataset(config), _code(function.__module__)
     versions = {name: version for name, version in provenance.versions().items() if name != "python"}
-    name = fingerprint.digest({"config": asdict(config), "data": data.digest, "versions": versions,
-                              "code": fingerprint.code_fingerprint(function.__module__)})
-    return name, store() / function.__name__ / name, data.digest
+    name = fingerprint.digest({"config": asdict(config), "data": data.digest, "versions": versions, "code": code})
+    return name, store() / function.__name__ / name, data.digest, code
 
 
 def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: Callable[[str], None]) -> None:

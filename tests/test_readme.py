@@ -1,0 +1,57 @@
+"""Every command of the README works: each is run here, long ones as far as they can be without computing for hours."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lib.files import ROOT
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+SMOKE = "-f notebooks/presets/smoke/01_skip_removal.yaml"
+
+# How each command is run here. A make target is expanded; what it would start is run by the tests of the workflow.
+RUN = {
+    "make reproduce": "make --dry-run reproduce",
+    "make test": "make --dry-run test",
+    "make lab": "make --dry-run lab && .venv/bin/jupyter lab --version",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4":
+        f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p epochs 2 -p depth 4",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures":
+        f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p data PICTURES -p train_images 0",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml":
+        ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
+    ".venv/bin/snakemake --cores all --config preset=gpu": ".venv/bin/snakemake --cores all --config preset=gpu --dry-run",
+    ".venv/bin/python benchmarks/loop.py": ".venv/bin/python benchmarks/loop.py --pairs 1",
+}
+
+
+def test_every_command_of_the_readme_is_run_here():
+    inline = re.findall(r"`(\.venv/bin/[^`]+)`", README)
+    assert set(COMMANDS + inline) == set(RUN)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    import standin
+
+    folder = tmp_path_factory.mktemp("pictures")
+    standin.make_folder(folder, {f"train/{name}": 40 for name in ("cat", "dog")} | {"test/cat": 5, "test/dog": 5}, size=(28, 28))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUN)
+def test_it_works(command, pictures, store):
+    line = RUN[command].replace("PICTURES", str(pictures)).replace(".venv/bin/", f"{os.path.dirname(sys.executable)}/")
+    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_notebook_and_picture_it_shows_exists():
+    assert all((ROOT / path).exists() for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README))
+    named = set(re.findall(r"^\| `(\d\d_\w+)` \|", README, re.M))
+    assert named == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}

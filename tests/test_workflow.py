@@ -1,0 +1,108 @@
+"""Executing, publishing and checking notebooks: nothing stale or missing goes unnoticed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from lib import files
+from lib.companion import figures, fingerprint, ledger, params, workflow
+from lib.errors import InputError
+
+NAME = "01_skip_removal"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one small executed notebook, a figure, an empty ledger and a README."""
+    for module in (files, fingerprint):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(workflow, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(workflow, "README", tmp_path / "README.md")
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "data" / "ledger")
+    for name, text in {"data/claims.yaml": "claims: {}\n", "data/fashion_mnist/SHA256SUMS": "", "requirements.lock": "",
+                       "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}after\n"}.items():
+        files.write(tmp_path / name, text)
+    cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
+             v4.new_code_cell("print(x)")]
+    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    files.write(fingerprint.notebook_path(NAME), nbformat.writes(notebook))
+    executed = nbformat.from_dict(json.loads(nbformat.writes(notebook)))
+    executed.metadata["papermill"] = {"duration": 1.0, "output_path": "/somewhere"}
+    for number, cell in enumerate(executed.cells[1:], 1):
+        cell.execution_count = number
+    executed.cells[2].outputs = [v4.new_output("stream", name="stdout", text="3\n")]
+    files.write(tmp_path / "build" / "quick" / f"{NAME}.ipynb", nbformat.writes(executed))
+    figures.save(figures.plt.figure(), "01_one", params.Parameters(notebook=NAME, preset="quick", x=3))
+    return tmp_path
+
+
+def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
+    assert workflow.check() != []
+    assert "1 figures in figures/" in workflow.publish()
+    text = fingerprint.notebook_path(NAME).read_text()
+    published = nbformat.reads(text, as_version=4)
+    assert published.cells[2].outputs[0].text == "3\n" and published.cells[2].execution_count == 2
+    assert published.metadata.companion["figures"] == ["01_one"] and "papermill" not in text and "/somewhere" not in text
+    readme = (project / "README.md").read_text()
+    assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
+    assert workflow.check() == []
+    workflow.publish()
+    assert fingerprint.notebook_path(NAME).read_text() == text and (project / "README.md").read_text() == readme
+
+
+@pytest.mark.parametrize("change, problem", [
+    (lambda root: (root / "figures/01_one.png").unlink(), "figures/01_one.png or its sidecar is missing"),
+    (lambda root: (root / "figures/01_one.json").unlink(), "figures/01_one.png or its sidecar is missing"),
+    (lambda root: (root / "figures/01_one.png").write_bytes(b"painted over"), "not the picture its sidecar describes"),
+    (lambda root: files.write(root / "requirements.lock", "torch==9\n"), f"notebooks/{NAME}.ipynb is stale"),
+    (lambda root: files.write(root / "requirements.lock", "torch==9\n"), "figures/01_one.png is stale"),
+    (lambda root: files.write(root / "README.md", "no table"), "README.md does not show the ledger"),
+])
+def test_what_is_missing_or_stale_is_named(project, change, problem):
+    workflow.publish()
+    change(project)
+    assert any(problem in line for line in workflow.check())
+
+
+def test_a_notebook_changed_since_it_was_executed_is_not_published(project):
+    path = fingerprint.notebook_path(NAME)
+    path.write_text(path.read_text().replace("print(x)", "print(-x)"))
+    with pytest.raises(InputError, match="changed while it was executed: run make reproduce again"):
+        workflow.publish()
+
+
+@pytest.mark.slow
+def test_a_failing_notebook_is_named_with_its_cell_and_leaves_no_output(project):
+    path = fingerprint.notebook_path(NAME)
+    path.write_text(path.read_text().replace("print(x)", "from lib.errors import InputError; raise InputError('x is bad')"))
+    output = project / "build" / "quick" / "new.ipynb"
+    with pytest.raises(InputError, match=rf"{NAME} \(quick\) failed in cell 2: InputError: x is bad .*new.failed.ipynb"):
+        workflow.execute(NAME, "quick", output)
+    assert not output.exists()
+
+
+def test_an_unknown_preset_is_refused(project):
+    with pytest.raises(InputError, match=f"{NAME} has no preset 'gpu'"):
+        workflow.execute(NAME, "gpu", project / "out.ipynb")
+
+
+@pytest.mark.slow
+def test_the_snakefile_plans_every_notebook_once():
+    done = subprocess.run([sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "--forceall", "--config",
+                           "preset=gpu"], cwd=files.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for notebook in fingerprint.notebooks():
+        assert f"output: build/gpu/{notebook}.ipynb" in done.stdout
+    assert f"notebook {len(fingerprint.notebooks())}" in " ".join(done.stdout.split())
+
+
+def test_the_committed_results_are_current():
+    """Figures, ledger, executed notebooks and the README's table belong to the code as it stands."""
+    done = subprocess.run([sys.executable, "-m", "lib.companion.workflow", "check"], cwd=files.ROOT, capture_output=True,
+                          text=True, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
