@@ -167,7 +167,7 @@ def main():
         print(f"| {name} | {share:.2f} |")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, **vars(arguments), "rows": rows}, file, indent=1)
+            json.dump({"torch": torch.__version__, **vars(arguments), "batch": batch, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ def test_the_gallery_shows_every_quick_figure(project):
 def test_the_phase_diagram_shows_means_and_frames_the_best_cell(project):
     scores = pandas.DataFrame([{"skip": arm, "depth": depth, "rate": rate, "top1": 10 * depth + rate + offset}
                                for arm in ("both", "none") for depth in (1, 2) for rate in (3, 4) for offset in (-1, 1)])
-    figure = figures.phase_diagram(scores, arm="skip", row="depth", column="rate", value="top1", arms=["both", "none"],
+    figure = figures.phase_diagram(scores, arm="skip", row="depth", column="rate", value="top1", arms={"both": "both skips", "none": "no skips"},
                                    best=(2, 3))
     first, second = figure.axes[:2]
-    assert [axis.get_title() for axis in (first, second)] == ["both", "none"]
+    assert [axis.get_title() for axis in (first, second)] == ["both skips", "no skips"]
     assert sorted(text.get_text() for text in first.texts) == ["13", "14", "23", "24"]
     frame, = first.patches
     assert frame.get_xy() == (0, 1)

@@ -89,7 +89,7 @@ def shared_store(tmp_path_factory):
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_nbval_in_the_smoke_preset(notebook, shared_store):
     environment = os.environ | {"COMPANION_RUNS": str(shared_store), params.PRESET_VARIABLE: "smoke"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-cell-timeout=600",
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--nbval", "--nbval-cell-timeout=600",
                            f"notebooks/{notebook}.ipynb"], cwd=files.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
     assert f"{len(code_cells(notebook))} passed" in done.stdout

@@ -57,20 +57,21 @@ def gallery() -> str:
     return "\n".join(entries)
 
 
-def phase_diagram(scores: pandas.DataFrame, *, arm: str, row: str, column: str, value: str, arms: list[str],
+def phase_diagram(scores: pandas.DataFrame, *, arm: str, row: str, column: str, value: str, arms: dict[str, str],
                   best: tuple[object, object]) -> Figure:
     """Draw one heat map per arm over two hyperparameters; frame the cell that was best for the baseline.
 
-    `scores` has one row per run; the mean over runs in a cell is shown. `best` is (row value, column value).
+    `scores` has one row per run; the mean over runs in a cell is shown. `arms` maps each value of the column `arm` to
+    its title, `best` is (row value, column value).
     """
     figure, axes = plt.subplots(1, len(arms), figsize=(2.3 * len(arms) + 0.8, 2.6), sharey=True)
-    for axis, name in zip(axes, arms):
+    for axis, (name, title) in zip(axes, arms.items()):
         cells = scores[scores[arm] == name].pivot_table(index=row, columns=column, values=value)
         seaborn.heatmap(cells, ax=axis, vmin=0, vmax=scores[value].max(), annot=True, fmt=".0f", cmap="cividis",
                         cbar=axis is axes[-1], cbar_kws={"label": "test top-1 (%)"}, linewidths=0.5)
         position = (cells.columns.get_loc(best[1]), cells.index.get_loc(best[0]))
         axis.add_patch(plt.Rectangle(position, 1, 1, fill=False, edgecolor=PALETTE[3], linewidth=2.5))
-        axis.set(title=name, xlabel=axis.get_xlabel(), ylabel=axis.get_ylabel() if axis is axes[0] else "")
+        axis.set(title=title, xlabel=axis.get_xlabel(), ylabel=axis.get_ylabel() if axis is axes[0] else "")
         axis.invert_yaxis()
     return figure
 

@@ -10,6 +10,8 @@ schedule with warm-up, EMA, mixup). Two properties hold by construction:
 """
 
 import contextlib
+import copy
+import functools
 import math
 import random
 import time
@@ -31,7 +33,8 @@ from lib.errors import InputError, unknown
 from lib.models import probe, zoo
 from lib.theory.conditioning import condition_number, summarise_log_kappa
 from lib.training import checkpoint
-from lib.training.data import ImageData, load
+from lib.training.data import ImageData, Split, load
+from lib.transforms.graying import METHODS, TokenGraying
 
 EXPLOSION_WINDOW = 20  # steps over which the loss is averaged before it is called exploded
 EXPLOSION_FACTOR = 2.0  # times ln(classes), the loss of a constant guess
@@ -46,7 +49,9 @@ class TrainConfig:
     `batch_size` is the global batch: `accumulation` splits it into that many micro-batches, several processes
     share it. `warmup` is a fraction of all steps. `ema` is the decay of the averaged weights, 0 for none; with it
     the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
-    block is measured each epoch, 0 for none. Raises InputError for a value out of its range.
+    block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd", "svd_fast", "dct") on the
+    training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the blocks numbered in
+    `graying_blocks` on their tokens instead. Raises InputError for a value out of its range.
     """
 
     data: str
@@ -72,6 +77,11 @@ class TrainConfig:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     ema: float = 0.0
+    graying: str = "none"
+    epsilon: float = 1.0
+    graying_patch_size: int = 0
+    graying_rescale: bool = True
+    graying_blocks: list = field(default_factory=list)
     precision: str = "float32"
     compile: bool = False
     accumulation: int = 1
@@ -94,6 +104,8 @@ class TrainConfig:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.device not in ("cpu", "cuda"):
             raise unknown("device", self.device, ("cpu", "cuda"))
+        if self.graying != "none" and self.graying not in METHODS:
+            raise unknown("graying", self.graying, ("none", *METHODS))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device is 'cuda', but this machine shows no GPU to torch; use device 'cpu' or 'auto'")
 
@@ -111,18 +123,40 @@ def build_model(config: TrainConfig) -> nn.Module:
     """Create the model that `config` describes, with the initial weights of its seed."""
     data = dataset(config)
     torch.manual_seed(config.seed)
-    return zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
-                            in_chans=data.channels, **config.model_args)
+    model = zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
+                             in_chans=data.channels, **config.model_args)
+    blocks = zoo.blocks(model) if config.graying_blocks else []
+    for index in config.graying_blocks:
+        if not 0 <= index < len(blocks):
+            raise InputError(f"graying_blocks names block {index}; the model has blocks 0 to {len(blocks) - 1}")
+        blocks[index][1].register_forward_pre_hook(functools.partial(_gray_tokens, config))
+    return model
+
+
+def _gray_tokens(config: TrainConfig, block: nn.Module, inputs: tuple) -> tuple:
+    """Gray the tokens (B, n, d) that enter a block, while it trains."""
+    if not block.training:
+        return inputs
+    return METHODS[config.graying](inputs[0], config.epsilon, rescale=config.graying_rescale), *inputs[1:]
 
 
 def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
     """Train as `config` says, resuming from the checkpoint in `folder` if it holds one; return the result.
 
     Scores are read at the epoch with the best validation top-1, so that a run that breaks late is judged by the best
-    model it had: {"history": a row per epoch, row 0 at initialisation, "best_epoch", "validation_top1", "test_top1"
-    in percent, "test_loss", "final_test_top1" (None where the loss became non-finite; training stops there),
-    "parameters", "divergence": None or {"kind", "epoch", "step"}, "seconds": per epoch}. The best epoch's weights end
-    up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    model it had. The result:
+
+        history           a row per epoch, row 0 at initialisation
+        best_epoch, validation_top1, test_top1, test_top5 (percent), test_loss
+        final_test_top1, final_test_top5, final_test_loss
+                          of the last epoch; None where the loss became non-finite, and training stopped
+        final_test_top1_grayed
+                          the same, with Token Graying at evaluation too, where it was used in training
+        parameters        their number
+        divergence        None, or its kind, epoch and step
+        seconds           of each epoch
+
+    The best epoch's weights end up in `folder`/model.safetensors. `report` is called with the history after each epoch.
     """
     run = _Run(config, folder)
     for epoch in range(run.epoch + 1, config.epochs + 1):
@@ -158,6 +192,10 @@ class _Run:
         trained = torch.compile(self.net) if config.compile else self.net
         self.model, self.stepper = self.accelerator.prepare(trained, self.optimizer)
         self.mixup = self._mixup()
+        self.graying = nn.Identity()
+        if config.graying != "none" and not config.graying_blocks:
+            self.graying = TokenGraying(config.graying, config.epsilon, config.graying_patch_size,
+                                        rescale=config.graying_rescale, at_evaluation=True)
 
         self.epoch, self.history, self.divergence, self.seconds, self.best = 0, [], None, [], {}
         saved = folder / "checkpoint.safetensors"
@@ -182,6 +220,7 @@ class _Run:
             if self.mixup:
                 images, labels = self.mixup(images, labels)
             with self.accelerator.accumulate(self.model):
+                images = self.graying(images)
                 with self._autocast():
                     loss = criterion(self.model(images), labels)
                 self.accelerator.backward(loss)
@@ -216,15 +255,19 @@ class _Run:
     def finish(self) -> dict:
         """Score the last and the best epoch on the test split; keep the best epoch's weights."""
         stopped = self.divergence is not None and self.divergence["kind"] == "non-finite"
-        final = None if stopped else self._evaluate(self.data.test)["top1"]
+        final = {} if stopped else self._evaluate(self.data.test)
+        if final and isinstance(self.graying, TokenGraying):
+            final["top1_grayed"] = self._evaluate(self.data.test, self.graying)["top1"]
         self._evaluated_model().load_state_dict(self.best["weights"])
         best = self._evaluate(self.data.test)
         if self.accelerator.is_main_process:
             checkpoint.write(self.folder / "model.safetensors", self.best["weights"])
-        return {"history": self.history, "best_epoch": self.best["epoch"], "validation_top1": self.best["top1"],
-                "test_top1": best["top1"], "test_loss": best["loss"], "final_test_top1": final,
-                "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
-                "divergence": self.divergence or _collapse(self.history), "seconds": self.seconds}
+        scores = {f"test_{name}": value for name, value in best.items()}
+        scores |= {f"final_test_{name}": final.get(name) for name in (*best, "top1_grayed")}
+        return scores | {"history": self.history, "best_epoch": self.best["epoch"], "seconds": self.seconds,
+                         "validation_top1": self.best["top1"],
+                         "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+                         "divergence": self.divergence or _collapse(self.history)}
 
     def _resume(self, state: dict) -> None:
         if state["config"] != asdict(self.config):
@@ -252,18 +295,19 @@ class _Run:
         return self.ema.module if self.ema else self.net
 
     @torch.no_grad()
-    def _evaluate(self, split) -> dict:
-        """Return the mean cross-entropy and the top-1 in percent on a whole split."""
-        model = self._evaluated_model().eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+    def _evaluate(self, split: Split, transform: nn.Module = nn.Identity()) -> dict:
+        """Return the mean cross-entropy, the top-1 and the top-5 in percent on a whole split."""
+        model, kept = self._evaluated_model().eval(), min(5, self.data.num_classes)
+        totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         for images, labels in split.batches(EVALUATION_BATCH, device=self.device, train=False, shard=self.shard):
             with self._autocast():
-                logits = model(images)
-            loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
-            correct = (logits.argmax(-1) == labels).sum()
-            totals += torch.stack([loss, correct, torch.tensor(len(labels), device=self.device)]).double()
-        loss, correct, count = self.accelerator.reduce(totals).tolist()
-        return {"loss": _finite(loss / count), "top1": 100 * correct / count}
+                logits = model(transform(images)).float()
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            right = logits.topk(kept).indices == labels[:, None]
+            counts = torch.stack([right[:, 0].sum(), right.sum(), torch.tensor(len(labels), device=self.device)])
+            totals += torch.cat([loss[None], counts]).double()
+        loss, first, among, count = self.accelerator.reduce(totals).tolist()
+        return {"loss": _finite(loss / count), "top1": 100 * first / count, "top5": 100 * among / count}
 
     def _evaluate_epoch(self) -> dict:
         """Return the part of an epoch's row that the model as it stands decides."""
@@ -304,8 +348,9 @@ def branch_kappas(model: nn.Module, images: torch.Tensor) -> dict[str, dict[str,
     """Measure κ of every block's branch outputs, with and without the branch's input added.
 
     `images` is (B, C, H, W). Returns κ of the (n, d) token matrices, a (B,) tensor for each place of PLACES and block.
+    The model is run in float64: in float32, rounding alone makes a matrix of κ > 10⁵ look rank-deficient.
     """
-    traces = probe.branch_outputs(model, images)
+    traces = probe.branch_outputs(copy.deepcopy(model).double(), images.double())
     return {place: {trace.name: condition_number(getattr(trace, place))
                     for trace in traces if getattr(trace, place) is not None} for place in PLACES}
 

@@ -56,7 +56,7 @@ def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tupl
     eigenvalues, q = torch.linalg.eigh(gram)
     top = eigenvalues[..., -1:].clamp_min(TINY)
     kept = eigenvalues > cutoff**2 * top
-    weight = (eigenvalues / top).clamp_min(max(cutoff**2, TINY)) ** ((epsilon - 1) / 2) * kept
+    weight = (eigenvalues / top).clamp_min(TINY) ** ((epsilon - 1) / 2) * kept
     if not rescale:
         weight = weight / top.sqrt()
     factor = (q * weight[..., None, :]) @ q.mT
@@ -180,7 +180,7 @@ def gray_dct(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
     """Return DCT-TG of `tokens` (…, n, d): magnitudes c_max·(|c|/c_max)^ε, signs kept, c the 2-D DCT-II.
 
     `rescale=False` leaves out c_max. Shape and dtype are kept; relative Frobenius error ≤ 1e-6
-    against scipy in float64 (1e-12 for float64 input). |c|^ε has infinite slope at 0, so magnitudes up to
+    against scipy in float64 (1e-11 for float64 input). |c|^ε has infinite slope at 0, so magnitudes up to
     DCT_FLOOR·c_max, which are rounding, are zero and have slope zero: gradients are finite.
     Raises like `gray_svd`; non-finite tokens on a device give a non-finite image, so that nothing waits.
     """
