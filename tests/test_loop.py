@@ -60,7 +60,10 @@ def test_equals_a_loop_written_by_hand(tmp_path):
     pixels = loop.dataset(TINY).test
     (images, labels), = pixels.batches(100, device="cpu", train=False)
     with torch.no_grad():
-        assert result["final_test_top1"] == pytest.approx(100 * (model(images).argmax(1) == labels).float().mean())
+        logits = model(images)
+    assert result["final_test_top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean())
+    among = [label in row.argsort()[-5:] for row, label in zip(logits, labels)]
+    assert result["final_test_top5"] == pytest.approx(100 * numpy.mean(among))
     best = max(range(4), key=lambda epoch: result["history"][epoch]["validation_top1"])
     assert result["best_epoch"] == best
     assert result["validation_top1"] == result["history"][best]["validation_top1"]
@@ -182,7 +185,39 @@ def test_measuring_kappa_does_not_change_the_training(tmp_path):
     assert [row["train_loss"] for row in probed["history"]] == [row["train_loss"] for row in plain["history"]]
 
 
+def test_training_starts_from_the_weights_of_another_run(tmp_path):
+    first = train(TINY, tmp_path / "train" / "one")
+    second = train(but(initial="train/one", learning_rate=1e-9), tmp_path / "train" / "two")
+    assert second["history"][0]["validation_top1"] == first["validation_top1"]
+    with pytest.raises(InputError, match="three/model.safetensors does not exist; compute that run first"):
+        train(but(initial="train/three"), tmp_path / "train" / "four")
+    with pytest.raises(InputError, match="this model has no parameter 'blocks.1.* nor .* others"):
+        train(but(initial="train/one", model_args=TINY.model_args | {"depth": 1}), tmp_path / "train" / "five")
+
+
+def test_graying_acts_on_the_training_images_only(tmp_path):
+    grayed = but(graying="svd", epsilon=0.5, graying_patch_size=7)
+    plain, gray, mild = (train(config, tmp_path / str(number)) for number, config in enumerate(
+        [TINY, grayed, dataclasses.replace(grayed, epsilon=1.0)]))
+    assert plain["history"][0] == gray["history"][0]
+    assert plain["history"][1]["train_loss"] != gray["history"][1]["train_loss"]
+    assert plain["history"] == mild["history"]  # at epsilon 1 graying is the identity
+    assert plain["final_test_top1_grayed"] is None
+    assert gray["final_test_top1_grayed"] is not None and mild["final_test_top1_grayed"] == mild["final_test_top1"]
+
+
+def test_graying_before_a_block_acts_on_its_tokens(tmp_path):
+    config = but(epochs=1, graying="svd", epsilon=0.5, graying_blocks=[1])
+    plain, gray = train(but(epochs=1), tmp_path / "a"), train(config, tmp_path / "b")
+    assert plain["history"][0] == gray["history"][0]
+    assert plain["history"][1]["train_loss"] != gray["history"][1]["train_loss"]
+    with pytest.raises(InputError, match="graying_blocks names block 2; the model has blocks 0 to 1"):
+        train(dataclasses.replace(config, graying_blocks=[2]), tmp_path / "c")
+
+
 @pytest.mark.parametrize("changes, message", [
+    ({"graying": "pca"}, "unknown graying 'pca'"), ({"graying": "svd", "epsilon": 0.0}, "epsilon is 0.0"),
+    ({"graying": "svd", "epsilon": 0.5, "graying_patch_size": 5}, "not divisible by patch_size 5"),
     ({"epochs": 0}, "epochs is 0; it must be at least 1"), ({"seed": -1}, "seed is -1; it must be at least 0"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
     ({"learning_rate": float("nan")}, "learning_rate is nan; it must be positive"),

@@ -7,7 +7,7 @@ optimiser factory gives it no weight decay.
 
 **AttnScale** replaces the attention map A by Â = L + (1 + ω)(A − L), L = 11ᵀ/n, with one ω a head. The rows of A sum
 to 1, so AL = L and ÂV = A(V + ω(V − LV)): timm's own attention runs on other values, fused or not, and no further n×n
-map is made. Attention dropout therefore falls on A; in the released code it falls on Â, with the same expectation.
+map is made. Attention dropout then falls on A in ViT and Swin; as released it falls on Â, with the same expectation.
 Two forms differ where the released L is not the low-pass part of A:
 
 - CaiT mixes its heads after the softmax (`proj_w`), and the mixed rows no longer sum to 1. "released" scales the mixed

@@ -51,7 +51,8 @@ class TrainConfig:
     the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
     block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd", "svd_fast", "dct") on the
     training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the blocks numbered in
-    `graying_blocks` on their tokens instead. Raises InputError for a value out of its range.
+    `graying_blocks` on their tokens instead. `initial` is the run whose weights to start from, "function/hash" in the
+    same store; parameters that it lacks keep their initial values. Raises InputError for a value out of its range.
     """
 
     data: str
@@ -77,6 +78,7 @@ class TrainConfig:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     ema: float = 0.0
+    initial: str = ""
     graying: str = "none"
     epsilon: float = 1.0
     graying_patch_size: int = 0
@@ -182,6 +184,8 @@ class _Run:
             raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
 
         self.net = build_model(config).to(self.device)
+        if config.initial:
+            _start_from(self.net, folder.parent.parent / config.initial / "model.safetensors")
         fused = {"fused": True} if config.optimizer == "adamw" else {}  # one kernel for all parameters
         self.optimizer = create_optimizer_v2(self.net, config.optimizer, lr=config.learning_rate,
                                              weight_decay=config.weight_decay, **fused)
@@ -341,6 +345,15 @@ class _Run:
             self.divergence = {"kind": "explosion", "epoch": epoch,
                                "step": first_step + (len(losses) - 1) // self.config.accumulation}
         return False
+
+
+def _start_from(model: nn.Module, path: Path) -> None:
+    """Load the stored weights that a model starts from; each must find its place."""
+    if not path.exists():
+        raise InputError(f"initial weights: {path} does not exist; compute that run first")
+    unexpected = model.load_state_dict(checkpoint.read(path), strict=False).unexpected_keys
+    if unexpected:
+        raise InputError(f"initial weights: this model has no parameter {unexpected[0]!r}, nor {len(unexpected) - 1} others")
 
 
 @torch.no_grad()

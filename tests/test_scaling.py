@@ -1,0 +1,453 @@
+"""AttnScale and FeatScale against the paper's formulas on materialised n×n maps, written here from the weights alone."""
+
+import copy
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_residual import SMALL, images_for
+from timm.layers import Attention
+from timm.models.cait import TalkingHeadAttn
+from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.vision_transformer import Block
+from timm.optim import create_optimizer_v2
+
+from lib.errors import InputError
+from lib.models import SKIPS, attention_maps, blocks, branch_outputs, create_model, remove_skips
+from lib.models.scaling import apply_scaling, check_scaling, feat_scale, load_weights, scaling_parameters
+from lib.models.residual import FAMILIES
+
+torch.set_num_threads(1)
+
+SCALED = ("vit", "swin", "cait")
+VARIANTS = [("attnscale", "released"), ("attnscale", "respecting"), ("featscale", "released")]
+CASES = list(itertools.product(SCALED, VARIANTS))
+
+
+def plain_model(family, skip="both", **more):
+    """Build a float64 model in which no parameter has the value it is initialised with."""
+    torch.manual_seed(0)
+    model = create_model(family, num_classes=5, in_chans=1, skip=skip, **SMALL[family] | more).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # enough for attention that is not uniform
+    return model
+
+
+def scaled_model(family, variant, skip="both", **more):
+    """Add a scaling that is not zero."""
+    model, (kind, form) = plain_model(family, skip, **more), variant
+    apply_scaling(model, kind, form=form)
+    with torch.no_grad():
+        for number, parameter in enumerate(scaling_parameters(model).values()):
+            parameter.copy_(0.5 * torch.sin(torch.arange(len(parameter)) + number + 1.0))
+    return model
+
+
+def scaled_blocks(model):
+    return [block for name, block in blocks(model) if "token_only" not in name]
+
+
+def direct_attn_scale(attn, omega, low_pass=None):
+    """Return L + (1 + ω)(A − L) of maps (B, h, n, n), with L = 11ᵀ/n unless given."""
+    if low_pass is None:
+        low_pass = torch.ones(attn.shape[-2:], dtype=attn.dtype) / attn.shape[-1]
+    return low_pass + (1 + omega[:, None, None]) * (attn - low_pass)
+
+
+def direct_attention(attention, form, x, mask=None, attn_mask=None, is_causal=False):
+    """Run any of the three attentions with AttnScale, forming every map."""
+    heads, (batch, n, d) = attention.num_heads, x.shape
+    linear = F.linear(x, attention.qkv.weight, attention.qkv.bias)
+    query, key, value = linear.reshape(batch, n, 3, heads, d // heads).permute(2, 0, 3, 1, 4)
+    logits = query @ key.mT / (d // heads) ** 0.5
+    if isinstance(attention, TalkingHeadAttn):
+
+        def mix(module, maps):
+            return torch.einsum("gh,bhij->bgij", module.weight, maps) + module.bias[:, None, None]
+
+        attn, omega = mix(attention.proj_l, logits).softmax(dim=-1), attention.proj_w.omega
+        if form == "released":
+            attn = direct_attn_scale(mix(attention.proj_w, attn), omega)
+        else:
+            attn = mix(attention.proj_w, direct_attn_scale(attn, omega))
+    else:
+        if hasattr(attention, "relative_position_bias_table"):
+            bias = attention.relative_position_bias_table[attention.relative_position_index]
+            logits = logits + bias.permute(2, 0, 1)
+        if mask is not None:
+            logits = logits + mask.repeat(batch // len(mask), 1, 1)[:, None]
+        attn, low_pass = logits.softmax(dim=-1), None
+        if form == "respecting":  # uniform over whatever the map reaches
+            reached = (attn > 1e-30).double()
+            low_pass = reached / reached.sum(dim=-1, keepdim=True)
+        attn = direct_attn_scale(attn, attention.qkv.omega, low_pass)
+    out = (attn @ value).transpose(1, 2).reshape(batch, n, d)
+    return F.linear(out, attention.proj.weight, attention.proj.bias)
+
+
+def direct_feat_scale(x, s, t, times=1):
+    """Add s∘DC and t∘HC of x (B, …, d) to it, `times` times."""
+    flat = x.reshape(len(x), -1, x.shape[-1])
+    dc = (torch.ones(flat.shape[1], flat.shape[1], dtype=x.dtype) / flat.shape[1]) @ flat
+    return x + times * (s * dc + t * (flat - dc)).reshape(x.shape)
+
+
+def direct_model(model, variant, times=1):
+    """Copy a scaled model so that it runs the formulas above; its parameters keep their names."""
+    model, (kind, form) = copy.deepcopy(model), variant
+    for block in scaled_blocks(model):
+        attention = block.attn
+        if kind == "attnscale":
+            attention.forward = functools.partial(direct_attention, attention, form)
+        elif isinstance(block, SwinTransformerBlock):
+            path, timm_attn = block.drop_path1, functools.partial(SwinTransformerBlock._attn, block)
+            block._attn = lambda x, timm_attn=timm_attn, path=path: direct_feat_scale(timm_attn(x), path.s, path.t, times)
+            path.forward = lambda x: x
+        else:
+            timm_class = TalkingHeadAttn if isinstance(attention, TalkingHeadAttn) else Attention
+            attention.forward = lambda x, timm_class=timm_class, attention=attention, **options: direct_feat_scale(
+                timm_class.forward(attention, x), attention.s, attention.t, times
+            )
+    return model
+
+
+def gradients(model, images):
+    output = model(images)
+    (output * torch.arange(output.numel()).reshape(output.shape).cos()).sum().backward()
+    return output, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_outputs_and_gradients_are_the_direct_formulas(family, variant, skip):
+    model, images = scaled_model(family, variant, skip).eval(), images_for(family)
+    expected, expected_gradients = gradients(direct_model(model, variant), images)
+    output, actual_gradients = gradients(model, images)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(actual_gradients[name], gradient, rtol=1e-8, atol=1e-9, msg=name)
+    assert all(actual_gradients[name].abs().min() > 0 for name in scaling_parameters(model))
+    assert (plain_model(family, skip).eval()(images) - output).abs().max() > 1e-3  # the scaling does something
+
+
+def test_vit_attention_against_numpy():
+    attention = scaled_model("vit", ("attnscale", "released")).blocks[0].attn
+    x = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    weight = {name: parameter.detach().numpy() for name, parameter in attention.named_parameters()}
+
+    def direct(omega):
+        qkv = x.numpy() @ weight["qkv.weight"].T + weight["qkv.bias"]
+        merged = np.empty((5, 24))
+        for head in range(3):
+            query, key, value = (qkv[:, start + 8 * head : start + 8 * head + 8] for start in (0, 24, 48))
+            attn = np.exp(query @ key.T / np.sqrt(8))
+            attn /= attn.sum(axis=1, keepdims=True)
+            merged[:, 8 * head : 8 * head + 8] = (1 / 5 + (1 + omega[head]) * (attn - 1 / 5)) @ value
+        return merged @ weight["proj.weight"].T + weight["proj.bias"]
+
+    omega = weight["qkv.omega"].copy()
+    output = attention(x[None])[0]
+    np.testing.assert_allclose(output.detach().numpy(), direct(omega), rtol=1e-12, atol=1e-12)
+    output.sin().sum().backward()
+    for head, step in enumerate(1e-6 * np.eye(3)):
+        slope = (np.sin(direct(omega + step)) - np.sin(direct(omega - step))).sum() / 2e-6
+        assert attention.qkv.omega.grad[head].item() == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_untouched_model_does_not_move(family, variant, dtype):
+    model, images = plain_model(family, drop_path_rate=0.3).to(dtype), images_for(family).to(dtype)
+    before = {}
+    for training in (False, True):
+        torch.manual_seed(4)
+        before[training] = model.train(training)(images)
+    kind, form = variant
+    apply_scaling(model, kind, form=form)
+    for training in (False, True):
+        torch.manual_seed(4)
+        torch.testing.assert_close(model.train(training)(images), before[training], rtol=0, atol=1e-6)
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_a_plain_checkpoint_lacks_the_new_parameters_only(family, variant):
+    weights = plain_model(family).state_dict()
+    model = scaled_model(family, variant)
+    names = list(scaling_parameters(model))
+    result = model.load_state_dict(weights, strict=False)
+    assert result.missing_keys == names and result.unexpected_keys == []
+    assert load_weights(model, weights) == names
+    assert load_weights(copy.deepcopy(model), model.state_dict()) == []
+    assert all(parameter.ndim == 1 for parameter in scaling_parameters(model).values())
+
+
+def test_a_checkpoint_must_have_all_scaling_parameters_or_none():
+    trained = scaled_model("vit", ("featscale", "released"))
+    model = plain_model("vit", embed_dim=24)
+    apply_scaling(model, "featscale")
+    before = copy.deepcopy(model.state_dict())
+    weights = trained.state_dict() | {"head.bias": torch.ones(5).double()}
+    half = {name: value for name, value in weights.items() if not name.endswith(".t")}
+    message = r"only 3 of the model's 6 scaling parameters \(all or none must be there; first missing: blocks.0.attn.t\)"
+    with pytest.raises(InputError, match=message):
+        load_weights(model, half)
+    with pytest.raises(InputError, match=r"6 not in the model, first blocks.0.attn.s"):
+        load_weights(plain_model("vit"), weights)
+    with pytest.raises(InputError, match=r"does not fit this VisionTransformer: 1 missing, first cls_token"):
+        load_weights(model, {name: value for name, value in weights.items() if name != "cls_token"})
+    with pytest.raises(InputError, match=r"1 of another shape, first head.bias"):
+        load_weights(model, weights | {"head.bias": torch.ones(6)})
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert load_weights(model, weights) == []
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_the_released_doubling_is_twice_the_scales(family):
+    variant, images = ("featscale", "released"), images_for(family)
+    model = scaled_model(family, variant).eval()
+    doubled = direct_model(model, variant, times=2)(images)
+    with torch.no_grad():
+        for parameter in scaling_parameters(model).values():
+            parameter.mul_(2)
+    torch.testing.assert_close(model(images), doubled, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_feat_scale_commutes_with_layer_scale_and_drop_path(family):
+    variant, images = ("featscale", "released"), images_for(family)
+    model = scaled_model(family, variant, drop_path_rate=0.5)
+    block = scaled_blocks(model)[-1]
+    inputs = []
+    block.register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
+    model(images)
+    s, t = list(scaling_parameters(model).values())[-2:]
+    remove_skips(model, "none")
+    block.mlp, block.norm2 = torch.nn.Identity(), torch.nn.Identity()  # leaves the attention's branch alone
+    torch.manual_seed(5)
+    branch = block(inputs[0])
+    s_then, t_then = s.clone(), t.clone()
+    with torch.no_grad():
+        s.zero_(), t.zero_()
+    torch.manual_seed(5)
+    scale = {"cait": getattr(block, "gamma_2", 1)}.get(family, block.ls2.gamma if family == "vit" else 1)
+    drop = block.drop_path if family == "cait" else block.drop_path2
+    assert drop is not None and scale is not None
+    expected = direct_feat_scale(block(inputs[0]), s_then, t_then)
+    torch.testing.assert_close(branch, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_forms_agree_without_mask_or_mixing_and_only_there():
+    images = {family: images_for(family) for family in SCALED}
+    outputs = {
+        (family, form): scaled_model(family, ("attnscale", form)).eval()(images[family])
+        for family, form in itertools.product(SCALED, ("released", "respecting"))
+    }
+    assert torch.equal(outputs["vit", "released"], outputs["vit", "respecting"])
+    for family in ("swin", "cait"):
+        assert (outputs[family, "released"] - outputs[family, "respecting"]).abs().max() > 1e-4
+    # without a shift there is no mask to respect
+    first = [scaled_model("swin", ("attnscale", form)).layers[0].blocks[0].eval() for form in ("released", "respecting")]
+    x = torch.randn(2, 10, 10, 12, dtype=torch.float64)
+    torch.testing.assert_close(first[0](x), first[1](x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["cait", "swin"])
+def test_the_respecting_form_keeps_apart_what_the_map_keeps_apart(family):
+    model = scaled_model(family, ("attnscale", "respecting")).eval()
+    if family == "cait":  # mixed rows keep their sums: values that are alike stay what the plain map makes of them
+        attention = model.blocks[0].attn
+        x = torch.randn(1, 1, 24, dtype=torch.float64).expand(2, 17, 24)
+        torch.testing.assert_close(attention(x), TalkingHeadAttn.forward(plain_model("cait").blocks[0].attn, x))
+        return
+    block = model.layers[0].blocks[1]  # windows of 4 × 4, shifted by 2, on 12 × 12 with padding
+    x = torch.randn(1, 10, 10, 12, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, :2, :2] += 1  # the corner shares its window with tokens that are not its neighbours
+    moved = (block._attn(x) != block._attn(changed)).any(dim=-1)[0]
+    assert torch.equal(moved.nonzero().amax(dim=0), torch.tensor([1, 1]))
+
+
+@pytest.mark.parametrize("family", ["vit", "swin"])
+def test_fused_and_unfused_attention_agree_in_float32(family):
+    for form in ("released", "respecting"):
+        model = scaled_model(family, ("attnscale", form), img_size=224 if family == "vit" else 20).float().eval()
+        side = 224 if family == "vit" else 20
+        images = torch.randn(1, 1, side, side)
+        captured = []
+        attentions = [block.attn for block in scaled_blocks(model)]
+        for attention in attentions:
+            attention.register_forward_pre_hook(
+                lambda module, inputs, options: captured.append((inputs, options)), with_kwargs=True
+            )
+        model(images)
+        for attention, (inputs, options) in zip(attentions, captured, strict=True):
+            outputs = []
+            for fused in (True, False):
+                attention.fused_attn = fused
+                attention._forward_pre_hooks.clear()
+                outputs.append(attention(*inputs, **options))
+            reference = direct_attention(copy.deepcopy(attention).double(), form, inputs[0].double(),
+                                         options["mask"].double() if options.get("mask") is not None else None)  # fmt: skip
+            scale = reference.abs().max()
+            assert (outputs[0] - outputs[1]).abs().max() <= 7e-7 * scale
+            assert all((output - reference).abs().max() <= 7e-7 * scale for output in outputs)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_half_precision_and_autocast_stay_close(family, variant):
+    model, images = scaled_model(family, variant).float().eval(), images_for(family).float()
+    expected = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = model(images)
+    for output in (autocast, copy.deepcopy(model).bfloat16()(images.bfloat16())):
+        assert (output.float() - expected).abs().max() <= 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_non_contiguous_tokens_and_a_single_token(family, variant):
+    model = scaled_model(family, variant, attn_drop_rate=0.1).eval()
+    block = scaled_blocks(model)[0]
+    shape = (3, 10, 10, 12) if family == "swin" else (3, 17, 24)
+    x = torch.randn(shape, dtype=torch.float64).mT.contiguous().mT
+    assert not x.is_contiguous()
+    torch.testing.assert_close(block(x), block(x.contiguous()), rtol=1e-12, atol=1e-12)
+    if variant[0] == "attnscale":  # one token: A = L, nothing to scale unless the mixed rows do not sum to 1
+        token = torch.randn(2, 1, 24, dtype=torch.float64)
+        if family != "swin":
+            expected = direct_attention(block.attn, variant[1], token)
+            torch.testing.assert_close(block.attn(token), expected, rtol=1e-12, atol=1e-12)
+        if family == "vit":
+            torch.testing.assert_close(block.attn(token), Attention.forward(plain_model("vit").blocks[0].attn, token))
+
+
+def test_feat_scale_of_a_single_token_has_no_hc():
+    x, s = torch.randn(2, 1, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    for t in (torch.zeros(4).double(), torch.ones(4).double()):
+        torch.testing.assert_close(feat_scale(x, s, t), (1 + s) * x)
+
+
+@pytest.mark.parametrize("options", [{"qk_norm": True}, {"scale_attn_norm": True}, {"attn_drop_rate": 0.4}])
+def test_vit_variants_of_timm(options):
+    model, images = scaled_model("vit", ("attnscale", "released"), **options), images_for("vit", count=2)
+    assert gradients(model, images)[1]["blocks.0.attn.qkv.omega"].abs().min() > 0
+    plain = plain_model("vit", **options)
+    apply_scaling(plain, "attnscale")
+    torch.manual_seed(6)
+    expected = plain_model("vit", **options)
+    for fused, count in ((True, 0), (False, 1)):
+        for each in (plain, expected):
+            for block in each.blocks:
+                block.attn.fused_attn = fused
+            torch.manual_seed(count)
+            each.last = each(images)
+        assert torch.equal(plain.last, expected.last)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_the_probe_still_sees_the_softmax_and_the_branches(family, variant):
+    model, images = scaled_model(family, variant, "no_ffn"), images_for(family)
+    zero = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in scaling_parameters(zero).values():
+            parameter.zero_()
+    maps, plain = attention_maps(model, images), attention_maps(zero, images)
+    assert torch.equal(maps[0], plain[0])  # the same softmax, whatever the scaling makes of it
+    assert len(maps) == len(blocks(model))
+    direct = branch_outputs(direct_model(model, variant), images)
+    for trace, expected in zip(branch_outputs(model, images), direct, strict=True):
+        torch.testing.assert_close(trace.sab, expected.sab, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_copies_are_independent_and_policies_may_change_later(family, variant):
+    model, images = scaled_model(family, variant).eval(), images_for(family)
+    before, copied = model(images), copy.deepcopy(model)
+    remove_skips(model, "none")
+    torch.testing.assert_close(model(images), scaled_model(family, variant, "none").eval()(images), rtol=0, atol=0)
+    remove_skips(model, "both")
+    assert torch.equal(model(images), before)
+    with torch.no_grad():
+        for parameter in scaling_parameters(model).values():
+            parameter.add_(1)
+    assert torch.equal(copied(images), before)
+    assert not torch.allclose(model(images), before)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_compiles_into_one_graph_and_checkpoints_gradients(family, variant):
+    model, images = scaled_model(family, variant, "no_sab").eval(), images_for(family)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), model(images), rtol=1e-12, atol=1e-12)
+    checkpointed = copy.deepcopy(model)
+    checkpointed.set_grad_checkpointing()
+    (_, expected), (_, actual) = gradients(model, images), gradients(checkpointed, images)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_no_weight_decay(family, variant):
+    model = scaled_model(family, variant)
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05)
+    decay = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert {decay[id(parameter)] for parameter in scaling_parameters(model).values()} == {0}
+    assert 0.05 in decay.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [
+        ("deit_small_patch16_224", "attnscale", 12 * 6),
+        ("deit_small_patch16_224", "featscale", 12 * 2 * 384),
+        ("deit_small_distilled_patch16_224", "attnscale", 12 * 6),
+        ("cait_s24_224", "attnscale", 24 * 8),
+        ("cait_s24_224", "featscale", 24 * 2 * 384),
+        ("swin_small_patch4_window7_224", "attnscale", 2 * 3 + 2 * 6 + 18 * 12 + 2 * 24),
+        ("swin_small_patch4_window7_224", "featscale", 2 * 96 * (2 + 2 * 2 + 18 * 4 + 2 * 8)),
+    ],
+)
+def test_parameter_counts_of_the_paper(name, kind, count):
+    with torch.device("meta"):
+        model = create_model(name, num_classes=1000)
+    before = sum(parameter.numel() for parameter in model.parameters())
+    apply_scaling(model, kind)
+    assert sum(parameter.numel() for parameter in scaling_parameters(model).values()) == count
+    assert sum(parameter.numel() for parameter in model.parameters()) - before == count
+
+
+def test_refusals_are_one_line_and_change_nothing():
+    for family in ("pvt_v2", "convmixer"):
+        with pytest.raises(InputError, match=rf"'attnscale' does not exist for {family} \(supported: swin, cait, vit\)"):
+            apply_scaling(create_model(family, num_classes=5, in_chans=1, **SMALL[family]), "attnscale")
+    for arguments, message in (
+        ({"kind": "attn_scale"}, "unknown scaling 'attn_scale'; did you mean 'attnscale'?"),
+        ({"kind": "attnscale", "form": "release"}, "unknown form 'release'; did you mean 'released'?"),
+        ({"kind": "featscale", "form": "respecting"}, r"featscale has no form 'respecting': it knows .* \(allowed: released"),
+    ):
+        with pytest.raises(InputError, match=message.replace("?", r"\?") if "?" in message else message):
+            check_scaling(FAMILIES["swin"], **arguments)
+    model = scaled_model("cait", ("featscale", "released"))
+    with pytest.raises(InputError, match="this Cait has a scaling already"):
+        apply_scaling(model, "attnscale")
+    with pytest.raises(InputError, match="blocks.0.attn is a DiffAttention; attnscale supports timm's Attention only"):
+        apply_scaling(plain_model("vit", attn_layer="diff", embed_dim=24), "attnscale")
+    model = plain_model("vit")
+    model.blocks[2].attn.qkv = torch.nn.Sequential(model.blocks[2].attn.qkv)
+    with pytest.raises(InputError, match="blocks.2.attn.qkv is a Sequential; attnscale supports timm's Linear only"):
+        apply_scaling(model, "attnscale")
+    assert type(model.blocks[0]) is Block and type(model.blocks[0].attn) is Attention and not scaling_parameters(model)
+
+
+@pytest.mark.parametrize("kind", ["attnscale", "featscale"])
+def test_a_mask_on_a_vit_is_refused(kind):
+    model, images = scaled_model("vit", (kind, "released")), images_for("vit")
+    for options in ({"is_causal": True}, {"attn_mask": torch.zeros(17, 17).double()}):
+        with pytest.raises(InputError, match="average over all tokens: attn_mask and is_causal are not supported"):
+            model(images, **options)
