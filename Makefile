@@ -37,7 +37,10 @@ test-fast: $(READY)  ## the tests that neither train nor run notebooks
 check: $(READY)  ## say which committed notebook, figure or ledger entry is missing or stale
 	@$(BIN)/python -m lib.companion.workflow check
 
+benchmark: $(READY)  ## measure speeds again; wants a quiet machine
+	@for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do $(BIN)/python -m lib.companion.workflow benchmark $$name || exit 1; done
+
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke test test-fast check lab
+.PHONY: help setup reproduce smoke test test-fast check benchmark lab

@@ -1,6 +1,6 @@
 """What the training loop costs beside a bare loop doing the same arithmetic; one CPU thread.
 
-    python benchmarks/loop.py [--pairs 7] [--json FILE]
+    python -m benchmarks.loop [--pairs 7]
 
 Both train the same model on the same batches for one epoch and evaluate it as often; they take turns, and the median
 of the ratios of each turn is reported, so that a machine that changes its speed does not matter. Times are processor
@@ -9,7 +9,6 @@ times.
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import subprocess
@@ -72,7 +71,6 @@ def import_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     probing = dataclasses.replace(CONFIG, probe_images=loop.TrainConfig.probe_images)
@@ -89,9 +87,6 @@ def main() -> None:
     print(f"| measured | median of {arguments.pairs} |\n|---|---|")
     for name, value in results.items():
         print(f"| {name} | {value:.3f} |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"pairs": arguments.pairs, "median": results, "loop": loop_ratios,
-                                              "probe": probe_ratios}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

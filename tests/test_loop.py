@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import numpy
 import pytest
@@ -243,3 +244,14 @@ def test_bad_configurations_are_refused_in_one_line(tmp_path, changes, message):
 def test_asking_for_a_gpu_in_vain_is_refused():
     with pytest.raises(InputError, match="shows no GPU to torch; use device 'cpu' or 'auto'"):
         but(device="cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("COMPANION_CIFAR10" not in os.environ, reason="COMPANION_CIFAR10 names no folder with CIFAR-10")
+def test_a_short_run_on_cifar10_learns(tmp_path):
+    """Colour images in the hub's column layout: better than chance within 60 steps."""
+    config = but(data="cifar10", train_images=4000, test_images=1000, epochs=1, batch_size=60, learning_rate=3e-3,
+                 model_args={"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 4})
+    result = train(config, tmp_path)
+    assert loop.dataset(config).channels == 3 and loop.dataset(config).num_classes == 10
+    assert result["final_test_top1"] > 20 and result["history"][0]["validation_top1"] < 20

@@ -25,12 +25,12 @@ RUN = {
     ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml":
         ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
     ".venv/bin/snakemake --cores all --config preset=gpu": ".venv/bin/snakemake --cores all --config preset=gpu --dry-run",
-    ".venv/bin/python benchmarks/loop.py": ".venv/bin/python benchmarks/loop.py --pairs 1",
+    "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
 }
 
 
 def test_every_command_of_the_readme_is_run_here():
-    inline = re.findall(r"`(\.venv/bin/[^`]+)`", README)
+    inline = re.findall(r"`(make [a-z]+|\.venv/bin/[^`]+)`", re.sub(r"<!--.*?-->", "", README))
     assert set(COMMANDS + inline) == set(RUN)
 
 

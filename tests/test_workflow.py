@@ -23,15 +23,19 @@ def project(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(workflow, "BUILD", tmp_path / "build")
     monkeypatch.setattr(workflow, "README", tmp_path / "README.md")
+    monkeypatch.setattr(workflow, "BENCHMARKS", tmp_path / "benchmarks")
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "data" / "ledger")
     for name, text in {"data/claims.yaml": "claims: {}\n", "data/fashion_mnist/SHA256SUMS": "", "requirements.lock": "",
-                       "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}after\n"}.items():
+                       "benchmarks/results/loop.md": "fast\n",
+                       "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}between\n"
+                                    f"{workflow.LOOP_START}{workflow.LOOP_END}after\n"}.items():
         files.write(tmp_path / name, text)
     cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
              v4.new_code_cell("print(x)")]
     notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     files.write(fingerprint.notebook_path(NAME), nbformat.writes(notebook))
     executed = nbformat.from_dict(json.loads(nbformat.writes(notebook)))
+    executed.metadata["companion"] = {"inputs": fingerprint.inputs_fingerprint(NAME, "quick")}
     executed.metadata["papermill"] = {"duration": 1.0, "output_path": "/somewhere"}
     for number, cell in enumerate(executed.cells[1:], 1):
         cell.execution_count = number
@@ -50,6 +54,7 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     assert published.metadata.companion["figures"] == ["01_one"] and "papermill" not in text and "/somewhere" not in text
     readme = (project / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
+    assert f"between\n{workflow.LOOP_START}fast\n{workflow.LOOP_END}" in readme
     assert workflow.check() == []
     workflow.publish()
     assert fingerprint.notebook_path(NAME).read_text() == text and (project / "README.md").read_text() == readme
@@ -61,7 +66,7 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     (lambda root: (root / "figures/01_one.png").write_bytes(b"painted over"), "not the picture its sidecar describes"),
     (lambda root: files.write(root / "requirements.lock", "torch==9\n"), f"notebooks/{NAME}.ipynb is stale"),
     (lambda root: files.write(root / "requirements.lock", "torch==9\n"), "figures/01_one.png is stale"),
-    (lambda root: files.write(root / "README.md", "no table"), "README.md does not show the ledger"),
+    (lambda root: files.write(root / "README.md", "no table"), "README.md does not show the results"),
 ])
 def test_what_is_missing_or_stale_is_named(project, change, problem):
     workflow.publish()
@@ -72,8 +77,9 @@ def test_what_is_missing_or_stale_is_named(project, change, problem):
 def test_a_notebook_changed_since_it_was_executed_is_not_published(project):
     path = fingerprint.notebook_path(NAME)
     path.write_text(path.read_text().replace("print(x)", "print(-x)"))
-    with pytest.raises(InputError, match="changed while it was executed: run make reproduce again"):
+    with pytest.raises(InputError, match="executed with other code, rules, data or versions: run make reproduce again"):
         workflow.publish()
+    assert not (project / "build" / "quick" / f"{NAME}.ipynb").exists()
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ figures are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962): figure 1, figur
 
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
+import numpy
 import pandas
 import torch
 from timm.models.vision_transformer import Block
@@ -21,6 +22,9 @@ from lib.theory import bounds
 from lib.theory.bounds import BoundCheck
 from lib.theory.jacobian import attention_jacobian, jacobian_kappa
 from lib.theory.spectral import attention_similarity, frequency_response, hc, log_hc_intensity, token_similarity
+from lib.training import loop
+from lib.training.photographs import photographs
+from lib.transforms.augment import normalise
 
 # What is left of a block in each panel of figure 1: (its FFN, its skips).
 VARIANTS = {"SA only": (False, False), "SA + FFN": (True, False), "SA + skip": (False, True), "SA + FFN + skip": (True, True)}
@@ -86,6 +90,43 @@ def ffn(block: Block, x: Tensor) -> Tensor:
     return block.ls2(block.mlp(block.norm2(x)))
 
 
+# --- Models and images ------------------------------------------------------------------------------------------------
+
+
+def published(names: list[str], data: str, report: Callable[[str], None]) -> list[loop.TrainConfig]:
+    """Return what builds each timm model of `names` with its published weights, for images of `data` at 224 pixels.
+
+    Empty for ["none"], and where a model cannot be fetched, which `report` is told: the notebook then does without.
+    """
+    if names == ["none"]:
+        return []
+    configs = [loop.TrainConfig(data, name, seed=0, epochs=1, learning_rate=1.0, img_size=224, channels=3,
+                                model_args={"pretrained": True}) for name in names]
+    for config in configs:
+        try:
+            loop.build_model(config)
+        except Exception as error:  # whatever a network, a hub or a proxy does
+            report(f"published weights of {config.model} are not available here ({type(error).__name__}): models trained "
+                   "here take their place")
+            return []
+    return configs
+
+
+def untrained(config: loop.TrainConfig) -> nn.Module:
+    """Return the model of `config` with its initial weights."""
+    arguments = {name: value for name, value in config.model_args.items() if name != "pretrained"}
+    return loop.build_model(replace(config, model_args=arguments)).eval()
+
+
+def natural_images(config: loop.TrainConfig) -> Tensor:
+    """Return the embedded photographs (8, C, H, W) in the size, channels and scale that the model of `config` takes."""
+    data = loop.dataset(config)
+    images = torch.stack(list(photographs(data.img_size).values()))
+    if data.channels == 1:
+        images = images.float().mean(dim=1, keepdim=True).round().byte()
+    return normalise(images, torch.tensor(data.test.mean), torch.tensor(data.test.std))
+
+
 # --- Figure 1: high frequencies by layer, and the theorem's bound -----------------------------------------------------
 
 
@@ -93,7 +134,7 @@ def ffn(block: Block, x: Tensor) -> Tensor:
 def hc_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
     """Follow HC through the layers of a ViT, whole and with parts removed at evaluation: a row per variant, image, layer.
 
-    `intensity` is ln(‖HC[X_l]‖_F/‖X_0‖_F), layer 0 being the embedded image; `one_step` is the bound from the layer
+    `intensity` is ln(‖HC[X_l]‖_F/‖X_0‖_F), layer 0 being the embedded image, and `share` ln(‖HC[X_l]‖_F/‖X_l‖_F); `one_step` is the bound from the layer
     before, `accumulated` that from the first. `above` and `above_accumulated` say whether ‖HC[X_l]‖ exceeds them.
     """
     blocks, start = exact(model, images)
@@ -112,7 +153,7 @@ def hc_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
 def _rows(variant: str, layer: int, x: Tensor, start: Tensor, one_step: Tensor, accumulated: Tensor) -> list[dict]:
     reference, found = matrix_norm(start), _size(x)
     allowed = ROUNDING * matrix_norm(x)
-    columns = {"intensity": log_hc_intensity(x, start), "one_step": (one_step / reference).log(),
+    columns = {"intensity": log_hc_intensity(x, start), "share": log_hc_intensity(x, x), "one_step": (one_step / reference).log(),
                "accumulated": (accumulated / reference).log(), "above": found > one_step * (1 + bounds.TOLERANCE) + allowed,
                "above_accumulated": found > accumulated * (1 + bounds.TOLERANCE) + allowed}
     values = {name: column.tolist() for name, column in columns.items()}
@@ -148,12 +189,17 @@ def norm_factors(norm: nn.LayerNorm, x: Tensor, form: str = "repaired") -> Tenso
 
 
 def slopes(table: pandas.DataFrame) -> pandas.Series:
-    """Return each variant's slope over layers of the log HC intensity, averaged over images, from `hc_by_layer`."""
-    mean = table.groupby(["variant", "layer"], sort=False).intensity.mean().reset_index()
-    centred = mean.layer - mean.layer.mean()
-    mean["product"], mean["square"] = centred * mean.intensity, centred**2
-    sums = mean.groupby("variant", sort=False)[["product", "square"]].sum()
-    return sums["product"] / sums["square"]
+    """Return each variant's slope over layers of the log HC intensity, averaged over images, from `hc_by_layer`.
+
+    Only layers before the first where HC is at rounding count; the first two always do.
+    """
+    mean = table.groupby(["variant", "layer"], sort=False)[["intensity", "share"]].mean().reset_index("layer")
+    found = {}
+    for variant, rows in mean.groupby(level="variant", sort=False):
+        at_rounding = (rows.share < math.log(ROUNDING)).to_numpy()
+        end = max(2, int(at_rounding.argmax()) if at_rounding.any() else len(rows))
+        found[variant] = float(numpy.polyfit(rows.layer[:end], rows.intensity[:end], 1)[0])
+    return pandas.Series(found)
 
 
 # --- What each part does ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from pathlib import Path
 
 import torch
 
@@ -41,5 +42,14 @@ def git_state() -> dict:
 
 def machine(device: str) -> dict:
     """Describe the machine and the device a result was computed on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     return {"device": device, "device_name": name, "cores": os.cpu_count(), "system": platform.system()}
+
+
+def _processor() -> str:
+    """Return the processor's name; on Linux platform.processor() knows the architecture at best."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

@@ -3,12 +3,15 @@
     python -m lib.companion.workflow execute NOTEBOOK PRESET OUTPUT
     python -m lib.companion.workflow publish
     python -m lib.companion.workflow check
+    python -m lib.companion.workflow benchmark NAME
 """
 
 import argparse
 import hashlib
 import json
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +24,9 @@ from lib.errors import InputError
 
 BUILD = files.ROOT / "build"
 README = files.ROOT / "README.md"
+BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
+LOOP_START, LOOP_END = "<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"
 
 
 def execute(notebook: str, preset: str, output: Path) -> None:
@@ -35,6 +40,7 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     parameters = yaml.safe_load(path.read_text()) if preset != "quick" else {}
     logging.basicConfig(level=logging.WARNING, format=f"{notebook} | %(message)s", stream=sys.stdout)
     logging.getLogger("papermill").setLevel(logging.INFO)
+    inputs = fingerprint.inputs_fingerprint(notebook, preset)
     files.make_folder(output.parent)
     unfinished = output.with_suffix(".failed.ipynb")
     try:
@@ -44,16 +50,17 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     except papermill.PapermillExecutionError as error:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
                          f"(the notebook so far: {unfinished.relative_to(files.ROOT)})") from None
-    unfinished.replace(output)
+    executed = nbformat.read(unfinished, as_version=4)
+    executed.metadata["companion"] = {"inputs": inputs}
+    files.write(output, nbformat.writes(executed))
+    unfinished.unlink()
 
 
 def publish() -> str:
     """Put the executed quick notebooks and the ledger where readers look; return what to tell the user."""
     for notebook in fingerprint.notebooks():
         _publish_notebook(notebook)
-    before, _, rest = README.read_text().partition(LEDGER_START)
-    _, _, after = rest.partition(LEDGER_END)
-    files.write(README, before + LEDGER_START + ledger.markdown() + LEDGER_END + after)
+    files.write(README, _current_readme())
     count = len(list((files.ROOT / "figures").glob("*.png")))
     return f"{ledger.markdown()}\n{count} figures in figures/, executed notebooks in notebooks/, ledger in data/ledger/"
 
@@ -65,15 +72,18 @@ def check() -> list[str]:
 
 def _publish_notebook(notebook: str) -> None:
     """Copy the outputs of the executed notebook into the committed one, free of times and paths."""
-    executed = nbformat.read(BUILD / "quick" / f"{notebook}.ipynb", as_version=4)
+    output = BUILD / "quick" / f"{notebook}.ipynb"
+    executed = nbformat.read(output, as_version=4)
     committed = nbformat.read(notebook_path(notebook), as_version=4)
+    inputs = fingerprint.inputs_fingerprint(notebook, "quick")
+    if executed.metadata.get("companion", {}).get("inputs") != inputs:
+        output.unlink()
+        raise InputError(f"{notebook} was executed with other code, rules, data or versions: run make reproduce again")
     for source, target in zip(executed.cells, committed.cells, strict=True):
-        if source.source != target.source:
-            raise InputError(f"{notebook} changed while it was executed: run make reproduce again")
         if target.cell_type == "code":
             target.outputs, target.execution_count = source.outputs, source.execution_count
     committed.metadata["companion"] = {
-        "inputs": fingerprint.inputs_fingerprint(notebook, "quick"),
+        "inputs": inputs,
         "figures": sorted(path.stem for path in (files.ROOT / "figures").glob("*.json")
                           if json.loads(path.read_text())["notebook"] == notebook)}
     files.write(notebook_path(notebook), nbformat.writes(committed) + "\n")
@@ -98,14 +108,36 @@ def _problems(notebook: str) -> list[str]:
     return problems
 
 
+def benchmark(name: str) -> str:
+    """Run benchmarks/NAME.py on one thread and store what it prints, with what it ran on; return that."""
+    from lib.companion import provenance
+
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=files.ROOT, capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise InputError(f"benchmarks/{name}.py failed: {done.stderr.strip().splitlines()[-1]}")
+    machine, versions, git = provenance.machine("cpu"), provenance.versions(), provenance.git_state()
+    text = (f"`python -m benchmarks.{name}` with torch {versions['torch']} on one thread of {machine['cores']} cores "
+            f"({machine['device_name']}), commit {git['commit'][:8]}{' and changes' if git['dirty'] else ''}:\n\n")
+    files.write(BENCHMARKS / "results" / f"{name}.md", text + done.stdout)
+    return text + done.stdout
+
+
+def _current_readme() -> str:
+    """Return README.md with the ledger and the loop's benchmark as they are stored."""
+    text = README.read_text()
+    for start, end, content in ((LEDGER_START, LEDGER_END, ledger.markdown()),
+                                (LOOP_START, LOOP_END, (BENCHMARKS / "results" / "loop.md").read_text())):
+        before, _, rest = text.partition(start)
+        text = before + start + content + end + rest.partition(end)[2]
+    return text
+
+
 def _readme_problems() -> list[str]:
     try:
-        table = ledger.markdown()
+        return [] if README.read_text() == _current_readme() else ["README.md does not show the results as they are stored"]
     except InputError as error:
         return [f"ledger: {error}"]
-    if LEDGER_START + table + LEDGER_END in README.read_text():
-        return []
-    return ["README.md does not show the ledger as it is stored"]
 
 
 def main() -> int:
@@ -117,12 +149,15 @@ def main() -> int:
     executing.add_argument("output", type=Path)
     commands.add_parser("publish")
     commands.add_parser("check")
+    commands.add_parser("benchmark").add_argument("name")
     arguments = parser.parse_args()
     try:
         if arguments.command == "execute":
             execute(arguments.notebook, arguments.preset, arguments.output.resolve())
         elif arguments.command == "publish":
             print(publish())
+        elif arguments.command == "benchmark":
+            print(benchmark(arguments.name))
         else:
             problems = [f"{problem}; run: make reproduce" for problem in check()]
             print("\n".join(problems) or "every notebook, figure and ledger entry is there and current")

@@ -5,9 +5,9 @@ arXiv 2203.05962, and its released code (VITA-Group/ViT-Anti-Oversmoothing). SCA
 supported: which modules of a block change their class. Everything new starts at zero and is one-dimensional, so timm's
 optimiser factory gives it no weight decay.
 
-**AttnScale** replaces the attention map A by Â = L + (1 + ω)(A − L), L = 11ᵀ/n, with one ω a head. The rows of A sum
-to 1, so AL = L and ÂV = A(V + ω(V − LV)): timm's own attention runs on other values, fused or not, and no further n×n
-map is made. Attention dropout then falls on A in ViT and Swin; as released it falls on Â, with the same expectation.
+**AttnScale** replaces the attention map A by Â = L + (1 + ω)(A − L), L = 11ᵀ/n, with one ω a head. It is computed as
+ÂV = (1 + ω)·AV − ω·LV, LV being a mean of values: with fused attention no n×n map is made. Attention dropout falls on
+A (ViT and Swin); in the released code it falls on Â, with the same expectation.
 Two forms differ where the released L is not the low-pass part of A:
 
 - CaiT mixes its heads after the softmax (`proj_w`), and the mixed rows no longer sum to 1. "released" scales the mixed
@@ -27,6 +27,7 @@ As released, CaiT's class attention is left alone: its map is one row, and one t
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from timm.layers import Attention, DropPath
 from timm.models.cait import TalkingHeadAttn
 from timm.models.swin_transformer import WindowAttention
@@ -39,44 +40,76 @@ KINDS = ("attnscale", "featscale")
 FORMS = ("released", "respecting")
 
 
-class ScaledValues(nn.Linear):
-    """timm's `qkv` with values V + ω(V − LV) in place of V: tokens (…, n, d) to (…, n, 3d)."""
+def _attend(
+    attention: nn.Module, query: Tensor, key: Tensor, value: Tensor, low_pass: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return (1 + ω)·AV − ω·LV from (B, h, n, d/h), with the heads side by side again: (B, n, d)."""
+    if attention.fused_attn:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    else:
+        logits = (query * attention.scale) @ key.mT
+        attn = (logits if bias is None else logits + bias).softmax(dim=-1)
+        attended = attention.attn_drop(attn) @ value
+    omega = attention.omega[:, None, None]
+    scaled = torch.addcmul(-omega * low_pass, attended, 1 + omega)
+    return scaled.to(value.dtype).transpose(1, 2).flatten(2)  # under autocast ω is wider than V
+
+
+def _heads(attention: nn.Module, x: Tensor) -> Tensor:
+    """Return queries, keys and values of tokens (B, n, d), as (3, B, h, n, d/h)."""
+    return attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
+    if attn_mask is not None or is_causal:
+        raise InputError("AttnScale and FeatScale of a ViT average over all tokens, so attn_mask and is_causal are"
+                         " not supported (allowed: attn_mask=None, is_causal=False)")
+
+
+class AttnScaledAttention(Attention):
+    """ViT's attention with AttnScale."""
 
     scales = ("omega",)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Project tokens to queries, keys and scaled values."""
-        query, key, value = super().forward(x).chunk(3, dim=-1)
-        omega = self.omega.repeat_interleave(value.shape[-1] // len(self.omega))
-        scaled = value + omega * (value - self.low_pass(value))
-        return torch.cat([query, key, scaled.to(value.dtype)], dim=-1)  # under autocast ω is wider than V
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend as timm does, scaled; raises InputError for a mask."""
+        _refuse_masks(attn_mask, is_causal)
+        query, key, value = _heads(self, x)
+        out = self.norm(_attend(self, self.q_norm(query), self.k_norm(key), value, value.mean(dim=-2, keepdim=True)))
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
 
-    def low_pass(self, value: Tensor) -> Tensor:
-        """Return LV: the mean over tokens."""
+
+class ReleasedWindows(WindowAttention):
+    """Swin's attention with AttnScale, L averaging over the whole window."""
+
+    scales = ("omega",)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend within windows (B · windows, n, d), where `mask` (windows, n, n) is 0."""
+        bias = self._get_rel_pos_bias()
+        if mask is not None:
+            bias = bias + mask.repeat(len(x) // len(mask), 1, 1)[:, None]
+        query, key, value = _heads(self, x)
+        return self.proj_drop(self.proj(_attend(self, query, key, value, self.low_pass(value, mask), bias)))
+
+    def low_pass(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return LV of values (B · windows, h, n, d/h)."""
         return value.mean(dim=-2, keepdim=True)
 
 
-class MaskedValues(ScaledValues):
-    """`ScaledValues` of Swin's windows (B · windows, n, d) whose L averages only where the shift `mask` lets A reach."""
+class RespectingWindows(ReleasedWindows):
+    """Swin's attention with AttnScale, L averaging over the tokens that the mask lets attend to each other."""
 
-    mask: Tensor | None = None  # (windows, n, n), 0 where tokens attend to each other
-
-    def low_pass(self, value: Tensor) -> Tensor:
-        """Return LV: the mean over the tokens on the same side of the mask."""
-        if self.mask is None:
-            return super().low_pass(value)
-        reached = (self.mask == 0).to(value.dtype)
-        low_pass = reached / reached.sum(dim=-1, keepdim=True)
-        return (low_pass @ value.unflatten(0, (-1, len(low_pass)))).flatten(0, 1)
-
-
-class MaskedWindowAttention(WindowAttention):
-    """Swin's attention that tells its `MaskedValues` the mask, which timm gives to the attention alone."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within each window."""
-        self.qkv.mask = mask
-        return super().forward(x, mask)
+    def low_pass(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return LV of values (B · windows, h, n, d/h)."""
+        if mask is None:
+            return super().low_pass(value, mask)
+        reached = (mask == 0).to(value.dtype)
+        low_pass = (reached / reached.sum(dim=-1, keepdim=True))[:, None]
+        return (low_pass @ value.unflatten(0, (-1, len(mask)))).flatten(0, 1)
 
 
 class ReleasedMixing(nn.Linear):
@@ -87,7 +120,7 @@ class ReleasedMixing(nn.Linear):
     def forward(self, attn: Tensor) -> Tensor:
         """Mix the heads, then scale each mixed head."""
         gain = 1 + self.omega
-        return nn.functional.linear(attn, gain[:, None] * self.weight, gain * self.bias - self.omega / attn.shape[-2])
+        return F.linear(attn, gain[:, None] * self.weight, gain * self.bias - self.omega / attn.shape[-2])
 
 
 class RespectingMixing(nn.Linear):
@@ -98,32 +131,28 @@ class RespectingMixing(nn.Linear):
     def forward(self, attn: Tensor) -> Tensor:
         """Scale each head, then mix the scaled heads."""
         weight = self.weight * (1 + self.omega)
-        return nn.functional.linear(attn, weight, self.bias - self.weight @ self.omega / attn.shape[-2])
+        return F.linear(attn, weight, self.bias - self.weight @ self.omega / attn.shape[-2])
 
 
-class UnmaskedAttention(Attention):
-    """timm's attention, refusing masks: both scalings average over all tokens, which a mask would keep apart."""
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attend from every token to every token (B, n, d)."""
-        if attn_mask is not None or is_causal:
-            raise InputError("AttnScale and FeatScale of a ViT average over all tokens: attn_mask and is_causal"
-                             " are not supported (create the model with scaling=None)")
-        return super().forward(x)
-
-
-class FeatScaled:
-    """Mixin for a module that returns the attention's output: scales its DC and HC."""
+class FeatScaledAttention(Attention):
+    """ViT's attention with FeatScale."""
 
     scales = ("s", "t")
 
-    def forward(self, *inputs, **options) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend as timm does and scale the output; raises InputError for a mask."""
+        _refuse_masks(attn_mask, is_causal)
+        return feat_scale(super().forward(x), self.s, self.t)
+
+
+class FeatScaled:
+    """Mixin for a module that returns what the attention put out: scales its DC and HC."""
+
+    scales = ("s", "t")
+
+    def forward(self, x: Tensor) -> Tensor:
         """Return what the module returns, scaled."""
-        return feat_scale(super().forward(*inputs, **options), self.s, self.t)
-
-
-class FeatScaledAttention(FeatScaled, UnmaskedAttention):
-    """ViT's attention with FeatScale."""
+        return feat_scale(super().forward(x), self.s, self.t)
 
 
 class FeatScaledTalkingHeads(FeatScaled, TalkingHeadAttn):
@@ -131,23 +160,21 @@ class FeatScaledTalkingHeads(FeatScaled, TalkingHeadAttn):
 
 
 class FeatScaledIdentity(FeatScaled, nn.Identity):
-    """Swin's `drop_path1` with FeatScale, where no path is dropped: the first module to see a whole image."""
+    """Swin's `drop_path1`, the first module to see a whole image again, with FeatScale; where no path is dropped."""
 
 
 class FeatScaledDropPath(FeatScaled, DropPath):
-    """Swin's `drop_path1` with FeatScale."""
+    """Swin's `drop_path1` with FeatScale, where paths are dropped."""
 
 
 # (family, kind, form) → for each module of a block that changes: its class in timm → its class with scaling
 SCALINGS = {
-    ("swin", "attnscale", "released"): {
-        "attn": {WindowAttention: WindowAttention},
-        "attn.qkv": {nn.Linear: ScaledValues},
-    },
-    ("swin", "attnscale", "respecting"): {
-        "attn": {WindowAttention: MaskedWindowAttention},
-        "attn.qkv": {nn.Linear: MaskedValues},
-    },
+    ("vit", "attnscale", "released"): {"attn": {Attention: AttnScaledAttention}},
+    ("vit", "attnscale", "respecting"): {"attn": {Attention: AttnScaledAttention}},  # neither mask nor mixing
+    ("vit", "featscale", "released"): {"attn": {Attention: FeatScaledAttention}},
+    ("swin", "attnscale", "released"): {"attn": {WindowAttention: ReleasedWindows}},
+    ("swin", "attnscale", "respecting"): {"attn": {WindowAttention: RespectingWindows}},
+    ("swin", "featscale", "released"): {"drop_path1": {nn.Identity: FeatScaledIdentity, DropPath: FeatScaledDropPath}},
     ("cait", "attnscale", "released"): {
         "attn": {TalkingHeadAttn: TalkingHeadAttn},
         "attn.proj_w": {nn.Linear: ReleasedMixing},
@@ -156,12 +183,6 @@ SCALINGS = {
         "attn": {TalkingHeadAttn: TalkingHeadAttn},
         "attn.proj_w": {nn.Linear: RespectingMixing},
     },
-    **{
-        ("vit", "attnscale", form): {"attn": {Attention: UnmaskedAttention}, "attn.qkv": {nn.Linear: ScaledValues}}
-        for form in FORMS  # neither mask nor mixing: one and the same
-    },
-    ("vit", "featscale", "released"): {"attn": {Attention: FeatScaledAttention}},
-    ("swin", "featscale", "released"): {"drop_path1": {nn.Identity: FeatScaledIdentity, DropPath: FeatScaledDropPath}},
     ("cait", "featscale", "released"): {"attn": {TalkingHeadAttn: FeatScaledTalkingHeads}},
 }
 
@@ -209,7 +230,7 @@ def apply_scaling(model: nn.Module, kind: str, *, form: str = "released") -> Non
         if branches.kind == "class attention":
             continue
         for path, classes in SCALINGS[family.name, kind, form].items():
-            module = _submodule(block, path)
+            module = block.get_submodule(path)
             if type(module) not in classes:
                 expected = " or ".join(timm_class.__name__ for timm_class in classes)
                 raise InputError(f"{name}.{path} is a {type(module).__name__}; {kind} supports timm's {expected} only")
@@ -219,12 +240,6 @@ def apply_scaling(model: nn.Module, kind: str, *, form: str = "released") -> Non
         for scale in getattr(scaled_class, "scales", ()):
             size = attention.num_heads if scale == "omega" else attention.proj.out_features
             module.register_parameter(scale, nn.Parameter(attention.proj.weight.new_zeros(size)))
-
-
-def _submodule(block: nn.Module, path: str) -> nn.Module | None:
-    for name in path.split("."):
-        block = getattr(block, name, None)
-    return block
 
 
 def scaling_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

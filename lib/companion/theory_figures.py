@@ -1,0 +1,169 @@
+"""The figures of notebooks 03 and 04: they draw what `layers` and `surveys` computed, and compute nothing."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy
+import pandas
+import seaborn
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lib.companion.figures import PALETTE
+from lib.companion.layers import VARIANTS, bands
+
+FLOOR = 1e-8  # where the pictures of products end
+EDGE = 6.0  # decades of slack shown on either side
+
+
+def filters(kinds: Mapping[str, Tensor], powers: Mapping[int, Tensor], products: Mapping[int, Tensor]) -> Figure:
+    """Draw band gains of three kinds of attention, of powers of one map, and of products over depth.
+
+    `kinds` maps a name to gains (…, n), drawn as their mean and middle 80 %; the others map a number of layers to the
+    gains (n,) of a product of so many maps.
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.1), sharex=True)
+    for (name, gains), colour in zip(kinds.items(), PALETTE):
+        gains = gains.flatten(0, -2)
+        frequencies = bands(gains.shape[-1])
+        low, high = (gains.quantile(share, dim=0)[: len(frequencies)] for share in (0.1, 0.9))
+        axes[0].plot(frequencies, gains.mean(dim=0)[: len(frequencies)], ".-", label=name, color=colour)
+        axes[0].fill_between(frequencies, low, high, alpha=0.2, color=colour, linewidth=0)
+    for axis, stack in zip(axes[1:], (powers, products)):
+        for (layers, gains), colour in zip(stack.items(), seaborn.color_palette("viridis_r", len(stack))):
+            frequencies = bands(len(gains))
+            axis.plot(frequencies, gains[: len(frequencies)].clamp(min=FLOOR), ".-", color=colour, label=layers)
+        axis.set(yscale="log", ylim=(FLOOR, 30))
+    axes[0].set(ylabel="gain of the band", title="one attention map", ylim=(0, None))
+    axes[1].set(title="powers of one trained map")
+    axes[2].set(title="product of the layers' maps")
+    for axis, title in zip(axes, ("", "t", "layers")):
+        axis.set(xlabel="frequency (cycles per token)")
+        axis.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, columnspacing=1)
+    return figure
+
+
+def intensities(table: pandas.DataFrame) -> Figure:
+    """Draw figure 1 of the paper from `layers.hc_by_layer`: a panel per variant, mean over images, rounding shaded."""
+    figure, axes = plt.subplots(1, len(VARIANTS), figsize=(9.6, 3.2), sharey=True)
+    lines = {"intensity": ("measured", "o-"), "one_step": ("bound from the layer before", "v--"),
+             "accumulated": ("bound from the input", "^:")}
+    for axis, variant in zip(axes, VARIANTS):
+        mean = table[table.variant == variant].groupby("layer")[list(lines)].mean()
+        for (column, (label, style)), colour in zip(lines.items(), (PALETTE[0], PALETTE[1], PALETTE[2])):
+            axis.plot(mean.index, mean[column], style, label=label, color=colour, markersize=4)
+        axis.axhspan(-45, numpy.log(1e-12), color="0.85", zorder=0)
+        axis.set(title=variant, xlabel="layer", ylim=(-42, None))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_ylabel("ln(‖HC[X]‖ / ‖X₀‖)")
+    axes[0].text(0.3, -41, "rounding", color="0.35", fontsize="small")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def spectra(before: Tensor, after: Tensor) -> Figure:
+    """Draw figure 5 of the paper: band gains (L, h, n) of every layer and head, at initialisation and trained."""
+    layers, heads, n = after.shape
+    figure, axes = plt.subplots(heads, layers, figsize=(1.05 * layers + 0.8, 0.85 * heads + 1.0), sharex=True, sharey=True,
+                                squeeze=False)
+    frequencies = bands(n)
+    for layer in range(layers):
+        for head in range(heads):
+            axis = axes[head, layer]
+            axis.plot(frequencies, before[layer, head, : len(frequencies)], color="0.6", label="at initialisation")
+            axis.plot(frequencies, after[layer, head, : len(frequencies)], color=PALETTE[0], label="trained")
+            axis.set(ylim=(0, None), xticks=[0, 0.5])
+            axis.tick_params(labelsize="small")
+        axes[0, layer].set_title(f"layer {layer + 1}", fontsize="small")
+    for head in range(heads):
+        axes[head, 0].set_ylabel(f"head {head + 1}", fontsize="small")
+    figure.supxlabel("frequency (cycles per token)", fontsize="medium")
+    figure.supylabel("gain of the band", fontsize="medium")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize="small")
+    return figure
+
+
+def parts(table: pandas.DataFrame) -> Figure:
+    """Draw what each part of each block does to HC, from `layers.gains_by_part`."""
+    figure, axis = plt.subplots(figsize=(0.62 * table.shape[1] + 3.2, 3.0))
+    limit = float(table.abs().max(axis=None))
+    seaborn.heatmap(table, ax=axis, cmap="RdBu", vmin=-limit, vmax=limit, annot=table.shape[1] <= 12, fmt=".1f",
+                    cbar_kws={"label": "ln of the factor on ‖HC‖"}, linewidths=0.5)
+    axis.set(ylabel="", title="red: the part removes high frequencies, blue: it adds some")
+    return figure
+
+
+def similarities(table: pandas.DataFrame) -> Figure:
+    """Draw how alike tokens and rows of attention are by relative depth: mean and ± 1 sd over models."""
+    figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.0), sharey=True)
+    for axis, column, title in zip(axes, ("features", "attention"), ("tokens", "rows of the attention maps")):
+        seaborn.lineplot(table, x="depth", y=column, hue="layers", style="layers", markers=True, dashes=False, ax=axis,
+                         errorbar="sd", palette=PALETTE[: table.layers.nunique()])
+        axis.set(title=title, xlabel="depth (share of the layers)", ylabel="mean cosine similarity", ylim=(None, 1))
+        axis.legend(title="", loc="lower center", bbox_to_anchor=(0.5, -0.45), ncols=3)
+    return figure
+
+
+def logit_kinds(table: pandas.DataFrame) -> Figure:
+    """Draw the HC gain of attention with each kind of logits, from `layers.other_logits`, against the bounds."""
+    kinds = list(table.logits.unique())
+    figure, axes = plt.subplots(1, len(kinds), figsize=(8.4, 2.9), sharey=True)
+    for axis, kind in zip(axes, kinds):
+        rows = table[table.logits == kind].set_index("block")
+        for (column, style), colour in zip({"gain": "o-", "sharp bound": "s:", "bound": "v--"}.items(), PALETTE):
+            axis.plot(rows.index, rows[column], style, label={"gain": "measured"}.get(column, column), color=colour, markersize=4)
+        axis.axhline(1, color="0.5", linewidth=1)
+        axis.set(title=f"{kind} logits", xlabel="block", yscale="log")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_ylabel("gain of HC, ‖HC A‖₂")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def slack(generated: Mapping[str, Sequence[float]], trained: Mapping[str, Sequence[float]], worst: Mapping[str, float],
+          names: Mapping[str, str]) -> Figure:
+    """Draw how far each statement is from being violated, a row per statement of `names`, in decades of bound/measured.
+
+    `generated` and `trained` map a statement's id to natural-log slacks: a thin line spans all of them, a thick one the
+    middle half. `worst` maps it to the largest measured/bound that a search found. Left of 0 the statement is violated;
+    the names of those that a generated case violates are red.
+    """
+    figure, axis = plt.subplots(figsize=(7.6, 0.3 * len(names) + 1.5))
+    for row, claim in enumerate(names):
+        for slacks, offset, colour in ((generated.get(claim), -0.14, PALETTE[0]), (trained.get(claim), 0.14, PALETTE[2])):
+            if slacks is not None and len(slacks):
+                decades = numpy.clip(numpy.asarray(slacks) / numpy.log(10), -EDGE, EDGE)
+                least, low, middle, high, most = numpy.quantile(decades, (0, 0.25, 0.5, 0.75, 1))
+                axis.plot([least, most], [row + offset] * 2, color=colour, linewidth=1)
+                axis.plot([low, high], [row + offset] * 2, color=colour, linewidth=4, solid_capstyle="butt")
+                axis.plot(middle, row + offset, "o", color="white", markeredgecolor=colour, markersize=4, zorder=3)
+        if claim in worst:
+            axis.plot(numpy.clip(-numpy.log10(worst[claim]), -EDGE, EDGE), row - 0.14, "D", color=PALETTE[3], markersize=4, zorder=4)
+    axis.axvspan(-EDGE * 1.05, 0, color=PALETTE[3], alpha=0.1, zorder=0, linewidth=0)
+    axis.axvline(0, color=PALETTE[3], linewidth=1)
+    axis.set(yticks=range(len(names)), yticklabels=names.values(), xlim=(-EDGE * 1.05, EDGE * 1.05), ylim=(len(names) - 0.5, -0.5),
+             xlabel=f"log₁₀(bound / measured), cut off at ± {EDGE:.0f}")
+    for label, claim in zip(axis.get_yticklabels(), names):
+        if min(generated[claim]) < -1e-9:
+            label.set(color=PALETTE[3], fontweight="bold")
+    axis.grid(axis="y", visible=False)
+    handles = [plt.Line2D([], [], color=PALETTE[0], linewidth=4), plt.Line2D([], [], color=PALETTE[2], linewidth=4),
+               plt.Line2D([], [], color=PALETTE[3], marker="D", linestyle="", markersize=4)]
+    figure.legend(handles, ["generated cases", "trained models", "worst case found by search"], loc="outside upper center", ncols=3)
+    return figure
+
+
+def jacobians(table: pandas.DataFrame) -> Figure:
+    """Draw ln κ of the attention's Jacobian with and without its skip, by block: a panel per state of the model."""
+    figure, axes = plt.subplots(1, table.state.nunique(), figsize=(6.4, 2.8), sharey=True)
+    for axis, (state, rows) in zip(axes, table.groupby("state", sort=False)):
+        for (column, label), colour in zip({"bare": "K", "with skip": "K + I"}.items(), PALETTE):
+            summary = rows.groupby("block")[column].agg(["mean", "std"])
+            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", label=label, color=colour, capsize=3)
+        axis.set(title=state, xlabel="block", xticks=sorted(rows.block.unique()), ylim=(0, None))
+    axes[0].set_ylabel("ln κ")
+    axes[0].legend(title="", loc="center left")
+    return figure
