@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SNAKEMAKE := $(BIN)/snakemake --cores all --rerun-incomplete --rerun-triggers params input mtime --quiet rules progress
+# No lock on the folder: outputs are written whole and runs have locks of their own, and a stale one would block reruns.
+SNAKEMAKE := $(BIN)/snakemake --cores all --nolock --rerun-incomplete --rerun-triggers params input mtime --quiet rules progress
 export PYTHONWARNINGS := ignore
 export HF_HUB_DISABLE_TELEMETRY := 1
 

@@ -11,6 +11,8 @@ sys.path.insert(0, workflow.basedir)
 from lib.companion import fingerprint
 
 PRESET = config.get("preset", "quick")
+if PRESET not in fingerprint.PRESETS:
+    raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
 NOTEBOOKS = fingerprint.notebooks()
 OVERVIEW = "00_overview"
 

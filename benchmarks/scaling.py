@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py [--pairs 15] [--json FILE]
 
-AttnScale is timed against the formula read directly, which forms L + (1 + ω)(A − L), and against attention without
+AttnScale is timed on the whole attention module, projections included, against the formula read directly, which forms L + (1 + ω)(A − L), and against attention without
 it. The methods take turns, and the median of the ratios of each turn is reported, so that a machine that changes its
 speed does not matter. Times are processor times. Peak memory is what one forward and backward add to the resident
 memory of a fresh process (Linux), in which the same ran on few tokens before.
@@ -107,8 +107,9 @@ def main() -> None:
     raw = {}
     for n in (SHORT, LONG):
         runs = {kind: (lambda kind=kind, n=n: step(blocks[kind].attn, n, BATCH[n])) for kind in blocks}
-        raw[f"attention, n = {n}: formula / AttnScale"] = ratios(runs["materialised"], runs["attnscale"], arguments.pairs)
-        raw[f"attention, n = {n}: AttnScale / plain"] = ratios(runs["attnscale"], runs["plain"], arguments.pairs)
+        for title, first, second in (("formula / AttnScale", "materialised", "attnscale"),
+                                     ("AttnScale / plain", "attnscale", "plain")):
+            raw[f"attention, n = {n}: {title}"] = ratios(runs[first], runs[second], arguments.pairs)
     whole = {kind: (lambda kind=kind: step(blocks[kind], SHORT, BATCH[SHORT])) for kind in ("featscale", "plain")}
     raw[f"block, n = {SHORT}: FeatScale / plain"] = ratios(whole["featscale"], whole["plain"], arguments.pairs)
     results = {name: statistics.median(values) for name, values in raw.items()}
@@ -121,7 +122,8 @@ def main() -> None:
     for name, value in results.items():
         print(f"| {name} | {value:.3f} |")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"pairs": arguments.pairs, "results": results, "ratios": raw}, indent=1) + "\n")
+        report = {"pairs": arguments.pairs, "results": results, "ratios": raw}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Where the project keeps its files, and writes that are whole or not at all."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from lib.errors import InputError
@@ -22,13 +24,11 @@ def write(path: Path, content: str | bytes) -> None:
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with storage_errors(path), open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _storage_error(path, error) from error
+            os.replace(temporary, path)
     finally:
         try:
             temporary.unlink(missing_ok=True)
@@ -38,10 +38,8 @@ def write(path: Path, content: str | bytes) -> None:
 
 def make_folder(path: Path) -> Path:
     """Create a folder and those above it, and return it. Raises StorageError where that is not possible."""
-    try:
+    with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _storage_error(path, error) from error
     return path
 
 
@@ -51,6 +49,11 @@ def remove_temporaries(folder: Path) -> None:
         leftover.unlink()
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot write {path}: {error.strerror}; free space there, or set COMPANION_RUNS to a folder "
-                        "that can be written")
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into one line that names `path` and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}; free space there, or set COMPANION_RUNS to a "
+                           "folder that can be written") from error

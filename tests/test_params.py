@@ -1,5 +1,7 @@
 """Parameters: what is declared, coerced, refused, and which preset it amounts to."""
 
+import json
+
 import pytest
 
 from lib.companion import params
@@ -10,7 +12,7 @@ learning_rate: float = 1e-3  # peak
 seeds: list[int] = [0, 1, 2]  # one run each
 rates: list[float] = [0.1]
 skip: str = "both"  # which skips
-limit: int | None = None  # images
+limit: int = 0  # images, 0: all
 model_args: dict = {"depth": 6}
 compile: bool = False
 device: str = "cpu"
@@ -31,7 +33,8 @@ def test_defaults_pass_unchanged():
 
 @pytest.mark.parametrize("given, value", [
     ({"learning_rate": "3e-4"}, 3e-4), ({"learning_rate": "1E-2"}, 0.01), ({"learning_rate": 1}, 1.0),
-    ({"rates": [1, "2e-1"]}, [1.0, 0.2]), ({"limit": 5}, 5), ({"limit": None}, None)])
+    ({"rates": [1, "2e-1"]}, [1.0, 0.2]), ({"limit": 5}, 5),
+    ({"seeds": "[3, 4]"}, [3, 4]), ({"model_args": "{depth: 2}"}, {"depth": 2})])
 def test_what_yaml_spells_differently_is_coerced(given, value):
     (name, _), = given.items()
     result = checked(**given)[name]
@@ -51,6 +54,8 @@ def test_what_yaml_spells_differently_is_coerced(given, value):
     ({"learning_rate": True}, "learning_rate is True, a bool; it must be of type float"),
     ({"seeds": []}, "seeds is empty; give at least one value"),
     ({"seeds": 0}, "seeds is 0; it must be a list: list[int]"),
+    ({"seeds": [0, 1, 0]}, "seeds is [0, 1, 0]; each value may occur only once"),
+    ({"seeds": "0"}, "seeds is 0; it must be a list: list[int]"),
     ({"seeds": [0, "1"]}, "seeds[1] is '1', a str; it must be of type int"),
     ({"seeds": [0, -1]}, "seeds is -1; allowed: at least 0, nearest: 0"),
     ({"skip": "no_sap"}, "unknown skip 'no_sap'; did you mean 'no_sab'? (allowed: both, no_sab, none)"),
@@ -67,6 +72,13 @@ def test_bad_values_are_refused_in_one_line(given, message):
 def test_a_rule_for_a_name_that_is_not_declared_is_refused():
     with pytest.raises(InputError, match="unknown parameter in the rules 'epoch'"):
         params.check(DEFAULTS, DECLARED, {"epoch": params.between(1)})
+
+
+@pytest.mark.parametrize("cell, message", [("epochs: int = 2 * 3", "epochs must be a literal such as .*, not 2 \\* 3"),
+                                           ("s: list[int] = list(range(5))", "s must be a literal")])
+def test_a_default_must_be_a_literal(cell, message):
+    with pytest.raises(InputError, match=message):
+        params.declarations(cell)
 
 
 @pytest.mark.parametrize("cell", ["epochs = 3", "print(1)", "epochs: int"])
@@ -94,6 +106,10 @@ def notebook(tmp_path, monkeypatch):
     monkeypatch.setattr("lib.companion.fingerprint.ROOT", tmp_path)
     monkeypatch.setattr("lib.files.ROOT", tmp_path)
     monkeypatch.delenv(params.PRESET_VARIABLE, raising=False)
+    monkeypatch.setenv(params.WORKFLOW_VARIABLE, "1")
+    cell = {"cell_type": "code", "source": CELL, "metadata": {"tags": ["parameters"]}}
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
     for preset, text in {"smoke": "epochs: 1\nseeds: [0]\n", "gpu": "epochs: 100\ndevice: cuda\n"}.items():
         path = tmp_path / "notebooks" / "presets" / preset / "01_x.yaml"
         path.parent.mkdir(parents=True)
@@ -114,6 +130,23 @@ def notebook(tmp_path, monkeypatch):
 def test_the_preset_is_what_the_values_amount_to(notebook, cells, preset):
     result = notebook(*cells)
     assert result.preset == preset and result.notebook == "01_x"
+
+
+def test_only_the_workflow_publishes_quick_results(notebook, monkeypatch):
+    monkeypatch.delenv(params.WORKFLOW_VARIABLE)
+    assert notebook().preset == "custom"
+    assert notebook("# Parameters\nepochs = 100\n").preset == "gpu"
+
+
+def test_a_parameters_cell_edited_by_hand_is_no_preset(notebook):
+    shell = Shell(CELL.replace("epochs: int = 6", "epochs: int = 1"))
+    assert notebook(shell=shell).preset == "custom"
+
+
+def test_what_is_injected_wins_over_the_variable(notebook, monkeypatch):
+    monkeypatch.setenv(params.PRESET_VARIABLE, "smoke")
+    result = notebook("# Parameters\nepochs = 3\n")
+    assert (result.epochs, result.seeds, result.preset) == (3, [0], "custom")
 
 
 def test_a_misspelt_injected_name_is_refused(notebook):

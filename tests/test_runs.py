@@ -42,7 +42,7 @@ def test_a_run_knows_where_it_comes_from(store):
     provenance = json.loads((run.folder / "provenance.json").read_text())
     assert provenance["versions"]["torch"] == torch.__version__.split("+")[0]
     assert provenance["data"] == loop.dataset(TINY).digest and provenance["seed"] == TINY.seed
-    assert provenance["machine"]["device"] == "cpu" and provenance["peak_memory_bytes"] > 1e8
+    assert provenance["machine"]["device"] == "cpu" and provenance["process_peak_memory_bytes"] > 1e8
     assert set(provenance["git"]) == {"commit", "dirty"} and len(provenance["seconds_per_epoch"]) == TINY.epochs
     assert json.loads((run.folder / "config.json").read_text()) == dataclasses.asdict(TINY)
 
@@ -84,13 +84,28 @@ def test_code_that_changed_under_a_running_notebook_is_noticed(store, monkeypatc
     assert not job.folder.exists()
 
 
+def test_data_that_changed_under_a_running_notebook_are_noticed(store):
+    name, folder, digest, code = runs._place(loop.train, TINY)
+    with pytest.raises(InputError, match="the data changed since this notebook loaded them: restart the kernel"):
+        runs._Job(loop.train, TINY, name, folder, "another digest", code).execute()
+    assert not folder.exists()
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_computed_again(store, monkeypatch):
+    load_or_run()
+    job = runs._Job(loop.train, TINY, *runs._place(loop.train, TINY))
+    monkeypatch.setattr(runs._Job, "_compute", None)
+    assert job.execute() == []
+
+
 def cut(text):
     return text[:len(text) // 2]
 
 
 @pytest.mark.parametrize("name, damage", [
     ("metrics.jsonl", cut), ("metrics.jsonl", lambda content: content.replace(b'"epoch": 1', b'"epoch": 7')),
-    ("result.json", cut), ("result.json", lambda content: b"{}"), ("config.json", lambda content: b""),
+    ("result.json", cut), ("result.json", lambda content: b"{}"), ("result.json", lambda content: b"[]"),
+    ("result.json", lambda content: content.replace(b'"test_top1": ', b'"test_top1": 9')), ("config.json", lambda content: b""),
     ("model.safetensors", cut), ("provenance.json", None)])
 def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
     first, = load_or_run()
@@ -102,7 +117,8 @@ def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
     said = []
     again, = load_or_run(said=said)
     assert again == first
-    assert f"run {first.hash} is damaged" in said[0] and f"set aside as {first.hash}.damaged-1" in said[0]
+    assert said[0] == "0 of 1 runs loaded from the store, 1 to compute"
+    assert f"run {first.hash} is damaged" in said[1] and f"set aside as {first.hash}.damaged-1" in said[1]
     assert first.folder.with_name(f"{first.hash}.damaged-1").is_dir()
 
 
@@ -144,7 +160,7 @@ def test_no_runs_and_bad_configurations_leave_nothing(store):
         runs.load_or_run(loop.train, [])
     with pytest.raises(InputError, match="did you mean 'no_sab'"):
         load_or_run(but(skip="no_sap"))
-    assert not list(store.glob("train/*/result.json"))
+    assert not list(store.glob("train/*"))
 
 
 def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeypatch):

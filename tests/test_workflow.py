@@ -66,6 +66,7 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     (lambda root: (root / "figures/01_one.png").write_bytes(b"painted over"), "not the picture its sidecar describes"),
     (lambda root: files.write(root / "requirements.lock", "torch==9\n"), f"notebooks/{NAME}.ipynb is stale"),
     (lambda root: files.write(root / "requirements.lock", "torch==9\n"), "figures/01_one.png is stale"),
+    (lambda root: files.write(root / f"data/ledger/quick/{NAME}.json", "{}"), "is not what the notebook recorded"),
     (lambda root: files.write(root / "README.md", "no table"), "README.md does not show the results"),
 ])
 def test_what_is_missing_or_stale_is_named(project, change, problem):

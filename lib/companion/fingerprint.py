@@ -17,6 +17,8 @@ import yaml
 
 from lib.files import ROOT
 
+PRESETS = ("quick", "smoke", "gpu", "paper")
+
 # The pinned packages that decide a number or the look of a figure.
 DECIDING_PACKAGES = ("accelerate", "datasets", "matplotlib", "numpy", "pandas", "scipy", "seaborn", "timm", "torch",
                      "torchvision")
@@ -47,23 +49,24 @@ def reached_modules(*modules: str) -> dict[str, str]:
     return reached
 
 
-def notebook_code(path: Path) -> str:
-    """Return the code of a notebook, cells joined; neither prose nor outputs count."""
-    cells = json.loads(path.read_text())["cells"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+def notebook_code_cells(notebook: str) -> list[tuple[str, list[str]]]:
+    """Return the source and the tags of a notebook's code cells."""
+    cells = json.loads(notebook_path(notebook).read_text())["cells"]
+    return [("".join(cell["source"]), cell.get("metadata", {}).get("tags", []))
+            for cell in cells if cell["cell_type"] == "code"]
 
 
 def inputs_fingerprint(notebook: str, preset: str) -> str:
     """Fingerprint all that a notebook's results depend on in a preset; where it changes, they are stale."""
-    path = notebook_path(notebook)
+    code = "\n\n".join(source for source, _ in notebook_code_cells(notebook))
     claims = yaml.safe_load((ROOT / "data" / "claims.yaml").read_text())["claims"]
     preset_file = preset_path(notebook, preset)
     return digest({
-        "notebook": notebook_code(path),
-        "code": code_fingerprint(*_imports(notebook_code(path))),
+        "notebook": code,
+        "code": code_fingerprint(*_imports(code)),
         "preset": yaml.safe_load(preset_file.read_text()) if preset_file.exists() else None,
         "rules": {name: claim for name, claim in claims.items() if claim["notebook"] == notebook},
-        "data": (ROOT / "data" / "fashion_mnist" / "SHA256SUMS").read_text(),
+        "data": [path.read_text() for path in sorted((ROOT / "data").glob("*/SHA256SUMS"))],
         "versions": pinned_versions(),
     })
 

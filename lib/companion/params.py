@@ -21,11 +21,11 @@ import yaml
 from IPython import get_ipython
 
 from lib import files
-from lib.companion.fingerprint import preset_path
+from lib.companion.fingerprint import PRESETS, notebook_code_cells, preset_path
 from lib.errors import InputError, unknown
 
-PRESETS = ("quick", "smoke", "gpu", "paper")
 PRESET_VARIABLE = "COMPANION_PRESET"
+WORKFLOW_VARIABLE = "COMPANION_WORKFLOW"  # set where the workflow runs a notebook: only then is quick published
 EXECUTION_ONLY = ("device", "workers")  # parameters that do not make a run another experiment
 
 Rule = Callable[[str, object], None]
@@ -34,7 +34,8 @@ Rule = Callable[[str, object], None]
 class Parameters(SimpleNamespace):
     """The validated parameters as attributes, `notebook`, and the `preset` that they amount to.
 
-    `preset` is smoke, quick, gpu or paper if the values are exactly that preset's, else custom.
+    `preset` is smoke, gpu or paper if the values are exactly that preset's of the notebook as it is stored, quick if
+    moreover the workflow runs it (quick's results are the committed ones), else custom.
     """
 
     def experiment(self) -> dict:
@@ -62,13 +63,13 @@ def validate(notebook: str, **rules: Rule) -> Parameters:
     history = namespace["In"]
     position = _parameters_cell(history)
     declared = declarations(history[position])
-    _refuse_unknown(history[position + 1:], declared)
+    injected = _injected(history[position + 1:], declared)
     values = {name: namespace[name] for name in declared}
-    preset = os.environ.get(PRESET_VARIABLE)
-    if preset:
-        values |= preset_values(notebook, preset, declared)
+    if preset := os.environ.get(PRESET_VARIABLE):
+        values |= {name: value for name, value in preset_values(notebook, preset, declared).items()
+                   if name not in injected}
     checked = check(values, declared, rules)
-    return Parameters(notebook=notebook, preset=_preset_of(checked, notebook, declared, rules), **checked)
+    return Parameters(notebook=notebook, preset=_preset_of(checked, notebook, rules), **checked)
 
 
 def check(values: dict, declared: dict[str, Declaration], rules: dict[str, Rule]) -> dict:
@@ -95,7 +96,12 @@ def declarations(cell: str) -> dict[str, Declaration]:
     for node in ast.parse(cell).body:
         if not isinstance(node, ast.AnnAssign) or node.value is None:
             raise InputError(f"parameters cell, line {node.lineno}: write 'name: type = literal  # help'")
-        declared[node.target.id] = Declaration(ast.unparse(node.annotation), ast.literal_eval(node.value))
+        try:
+            default = ast.literal_eval(node.value)
+        except ValueError:
+            raise InputError(f"parameters cell, line {node.lineno}: {node.target.id} must be a literal such as 3, "
+                             f"'text' or [1, 2], not {ast.unparse(node.value)}") from None
+        declared[node.target.id] = Declaration(ast.unparse(node.annotation), default)
     return declared
 
 
@@ -149,23 +155,25 @@ def _each(value: object) -> list:
 
 def _coerce(name: str, value: object, kind: str) -> object:
     """Convert `value` to the declared type where nothing is lost; refuse it in words otherwise."""
-    base = kind.removesuffix(" | None")
-    if value is None and base != kind:
-        return None
-    if base.startswith("list["):
+    if isinstance(value, str) and (kind == "dict" or kind.startswith("list[")):
+        value = yaml.safe_load(value)  # papermill -p passes lists and dicts as text
+    if kind.startswith("list["):
         if not isinstance(value, list):
             raise InputError(f"{name} is {value!r}; it must be a list: {kind}")
         if not value:
             raise InputError(f"{name} is empty; give at least one value")
-        return [_coerce(f"{name}[{index}]", item, base[5:-1]) for index, item in enumerate(value)]
-    if base == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+        items = [_coerce(f"{name}[{index}]", item, kind[5:-1]) for index, item in enumerate(value)]
+        if len(set(map(repr, items))) < len(items):
+            raise InputError(f"{name} is {value!r}; each value may occur only once")
+        return items
+    if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if base == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value):
+    if kind == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value):
         return float(value)  # YAML reads 3e-4 as a string
-    if base == "str" and isinstance(value, bool):
+    if kind == "str" and isinstance(value, bool):
         raise InputError(f"{name} is {value}; YAML reads yes, no, on and off as true and false: put it in quotes")
     types = {"int": int, "str": str, "bool": bool, "dict": dict}
-    if base in types and type(value) is types[base]:
+    if kind in types and type(value) is types[kind]:
         return value
     raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type {kind}")
 
@@ -179,28 +187,33 @@ def _parameters_cell(history: list[str]) -> int:
             continue
         if body and all(isinstance(node, ast.AnnAssign) for node in body):
             return position
-    raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first")
+    raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first, each line "
+                     "'name: type = literal'")
 
 
-def _refuse_unknown(later_cells: list[str], declared: dict[str, Declaration]) -> None:
-    """Raise for a name that papermill injected and nobody declared; its cell opens with '# Parameters'.
+def _injected(later_cells: list[str], declared: dict[str, Declaration]) -> set[str]:
+    """Return the names that papermill injected, refusing one that nobody declared; its cell opens with '# Parameters'.
 
     The cell's source is read, not the namespace, so that re-running cells by hand never trips.
     """
-    for cell in later_cells:
-        if cell.lstrip().startswith("# Parameters"):
-            for node in ast.parse(cell).body:
-                if node.targets[0].id not in declared:
-                    raise unknown("parameter", node.targets[0].id, declared)
+    names = {node.targets[0].id for cell in later_cells if cell.lstrip().startswith("# Parameters")
+             for node in ast.parse(cell).body}
+    for name in sorted(names - set(declared)):
+        raise unknown("parameter", name, declared)
+    return names
 
 
-def _preset_of(checked: dict, notebook: str, declared: dict[str, Declaration], rules: dict[str, Rule]) -> str:
-    """Name the preset whose values these are; custom where they are nobody's."""
+def _preset_of(checked: dict, notebook: str, rules: dict[str, Rule]) -> str:
+    """Name the preset of the stored notebook whose values these are; custom where they are nobody's."""
     def experiment(values: dict) -> dict:
         return {name: value for name, value in values.items() if name not in EXECUTION_ONLY}
 
+    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
+    declared = declarations(cell)
     defaults = {name: declaration.default for name, declaration in declared.items()}
     for preset in PRESETS:
+        if preset == "quick" and WORKFLOW_VARIABLE not in os.environ:
+            continue
         if preset == "quick" or preset_path(notebook, preset).exists():
             expected = check(defaults | preset_values(notebook, preset, declared), declared, rules)
             if experiment(expected) == experiment(checked):

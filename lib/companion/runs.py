@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -73,11 +74,11 @@ def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
     names = _labels(configs)
     jobs = [_Job(function, config, *_place(function, config)) for config in configs]
     unique = {job.hash: (job, name) for job, name in zip(jobs, names)}
-    missing = [(job, name) for job, name in unique.values() if job.load(report) is None]
+    missing = [(job, name) for job, name in unique.values() if job.find() is None]
     report(f"{len(unique) - len(missing)} of {len(unique)} runs loaded from the store, {len(missing)} to compute")
     if missing:
         _compute(*zip(*missing), workers, report)
-    finished = {name: job.load(report) for name, (job, _) in unique.items()}
+    finished = {name: job.load() for name, (job, _) in unique.items()}
     return [finished[job.hash] for job in jobs]
 
 
@@ -124,22 +125,30 @@ class _Job:
     data_digest: str
     code: str
 
-    def load(self, report: Callable[[str], None]) -> Run | None:
-        """Return the finished run, None where there is none; set a damaged one aside and say so."""
-        if not (self.folder / "result.json").exists():
-            return None
+    def load(self) -> Run:
+        """Return the finished run. Raises CorruptFile where it is missing or damaged."""
         try:
-            stored = _read_json(self.folder / "result.json")
+            stored = json.loads((self.folder / "result.json").read_text())
             if stored["schema"] != SCHEMA:
                 raise InputError(f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
                                  "move the folder away to compute the run again")
+            if stored.pop("digest") != fingerprint.digest(stored):
+                raise checkpoint.CorruptFile("result.json does not match its own digest")
             for name, expected in stored["digests"].items():
                 if _file_digest(self.folder / name) != expected:
                     raise checkpoint.CorruptFile(f"{name} does not match its digest")
-            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-            return Run(self.config, self.hash, self.folder, stored["result"], [json.loads(line) for line in lines])
-        except (checkpoint.CorruptFile, OSError, KeyError, TypeError) as error:
-            self.set_aside(error, report)
+        except InputError:
+            raise
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise checkpoint.CorruptFile(f"{type(error).__name__}: {error}") from error
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return Run(self.config, self.hash, self.folder, stored["result"], [json.loads(line) for line in lines])
+
+    def find(self) -> Run | None:
+        """Return the finished run, None where it is missing or damaged."""
+        try:
+            return self.load()
+        except checkpoint.CorruptFile:
             return None
 
     def set_aside(self, error: Exception, report: Callable[[str], None]) -> None:
@@ -147,17 +156,30 @@ class _Job:
         number = 1
         while (aside := self.folder.with_name(f"{self.folder.name}.damaged-{number}")).exists():
             number += 1
-        os.replace(self.folder, aside)
+        with files.storage_errors(aside):
+            os.replace(self.folder, aside)
         report(f"run {self.hash} is damaged ({error}); set aside as {aside.name}, computed again")
 
     def execute(self) -> list[str]:
         """Compute the run unless another process has meanwhile; return what there is to say about it."""
         if _code(self.function.__module__) != self.code:
             raise InputError("the library's code changed since this notebook started: restart the kernel and run again")
+        if loop.dataset(self.config).digest != self.data_digest:
+            raise InputError("the data changed since this notebook loaded them: restart the kernel and run again")
         notes: list[str] = []
-        with FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock"):
-            if self.load(notes.append) is None:
-                self._compute(notes.append)
+        lock = FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock")
+        with files.storage_errors(Path(lock.lock_file)):
+            lock.acquire()
+        try:
+            if (self.folder / "result.json").exists():
+                try:
+                    self.load()
+                    return notes
+                except checkpoint.CorruptFile as error:
+                    self.set_aside(error, notes.append)
+            self._compute(notes.append)
+        finally:
+            lock.release()
         return notes
 
     def _compute(self, report: Callable[[str], None]) -> None:
@@ -170,16 +192,21 @@ class _Job:
         except checkpoint.CorruptFile as error:
             self.set_aside(error, report)
             return self._compute(report)
+        except InputError:
+            if not (self.folder / "checkpoint.safetensors").exists():
+                shutil.rmtree(self.folder)  # bad input leaves nothing behind
+            raise
         self._write_metrics(result.pop("history"))
         device = getattr(self.config, "device", "cpu")
         files.write(self.folder / "provenance.json", _json({
             "git": git, "lock": provenance.lock_hash(), "data": self.data_digest, "versions": provenance.versions(),
             "machine": provenance.machine(device), "seed": self.config.seed,
             "seconds": time.perf_counter() - start, "seconds_per_epoch": result.pop("seconds"),
-            "peak_memory_bytes": _peak_memory(device)}))
+            "process_peak_memory_bytes": _peak_memory(device)}))
         names = ("config.json", "metrics.jsonl", "provenance.json", "model.safetensors")
         digests = {name: _file_digest(self.folder / name) for name in names}
-        files.write(self.folder / "result.json", _json({"schema": SCHEMA, "result": result, "digests": digests}))
+        content = {"schema": SCHEMA, "result": result, "digests": digests}
+        files.write(self.folder / "result.json", _json(content | {"digest": fingerprint.digest(content)}))
         (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def _write_metrics(self, rows: list[dict]) -> None:
@@ -203,9 +230,14 @@ def _place(function: Callable, config: loop.TrainConfig) -> tuple[str, Path, str
 def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: Callable[[str], None]) -> None:
     """Execute the jobs and report each as it finishes."""
     if workers == 0:
-        for job in jobs:
-            for note in job.execute():
-                report(note)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker, for the same bits
+        try:
+            for job in jobs:
+                for note in job.execute():
+                    report(note)
+        finally:
+            torch.set_num_threads(threads)
         return
     try:
         waiting = {_pool(workers).submit(job.execute): index for index, job in enumerate(jobs)}
@@ -237,9 +269,8 @@ def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: C
                 index = waiting.pop(future)
                 for note in future.result():
                     report(note)
-                run = jobs[index].load(report)
                 bar.update()
-                report(f"[{total - len(waiting)}/{total}] {names[index]}: {_outcome(run)}")
+                report(f"[{total - len(waiting)}/{total}] {names[index]}: {_outcome(jobs[index].load())}")
                 spoken = time.monotonic()
             if time.monotonic() - spoken > QUIET_SECONDS:
                 for index in waiting.values():
@@ -251,7 +282,7 @@ def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: C
 
 
 def _outcome(run: Run) -> str:
-    seconds = sum(_read_json(run.folder / "provenance.json")["seconds_per_epoch"])
+    seconds = sum(json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
     return f"top-1 {run.result['test_top1']:.1f} %{broken} ({seconds:.0f} s)"
@@ -294,12 +325,8 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
-def _read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise checkpoint.CorruptFile(f"{path.name} is not JSON") from error
-
-
 def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_code(loop.__name__)  # what this process has loaded, before anyone edits it

@@ -12,7 +12,7 @@ from torch import Tensor
 from lib.companion.figures import PALETTE
 from lib.companion.layers import VARIANTS, bands
 
-FLOOR = 1e-8  # where the pictures of products end
+FLOOR = 1e-12  # where the pictures of products end
 EDGE = 6.0  # decades of slack shown on either side
 
 
@@ -22,24 +22,23 @@ def filters(kinds: Mapping[str, Tensor], powers: Mapping[int, Tensor], products:
     `kinds` maps a name to gains (…, n), drawn as their mean and middle 80 %; the others map a number of layers to the
     gains (n,) of a product of so many maps.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.1), sharex=True)
+    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.4), sharex=True)
     for (name, gains), colour in zip(kinds.items(), PALETTE):
         gains = gains.flatten(0, -2)
         frequencies = bands(gains.shape[-1])
         low, high = (gains.quantile(share, dim=0)[: len(frequencies)] for share in (0.1, 0.9))
         axes[0].plot(frequencies, gains.mean(dim=0)[: len(frequencies)], ".-", label=name, color=colour)
         axes[0].fill_between(frequencies, low, high, alpha=0.2, color=colour, linewidth=0)
-    for axis, stack in zip(axes[1:], (powers, products)):
+    for axis, stack, label in zip(axes[1:], (powers, products), ("t = {}", "after layer {}")):
         for (layers, gains), colour in zip(stack.items(), seaborn.color_palette("viridis_r", len(stack))):
             frequencies = bands(len(gains))
-            axis.plot(frequencies, gains[: len(frequencies)].clamp(min=FLOOR), ".-", color=colour, label=layers)
-        axis.set(yscale="log", ylim=(FLOOR, 30))
-    axes[0].set(ylabel="gain of the band", title="one attention map", ylim=(0, None))
-    axes[1].set(title="powers of one trained map")
-    axes[2].set(title="product of the layers' maps")
-    for axis, title in zip(axes, ("", "t", "layers")):
-        axis.set(xlabel="frequency (cycles per token)")
-        axis.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, columnspacing=1)
+            axis.plot(frequencies, gains[: len(frequencies)].clamp(min=FLOOR), ".-", color=colour, label=label.format(layers))
+    axes[0].set(ylabel="gain of the band", title="one attention map", yscale="log")
+    axes[1].set(title="powers of one trained map", yscale="log", ylim=(FLOOR, 30))
+    axes[2].set(title="product of the layers' maps", yscale="log", ylim=(FLOOR, 30))
+    for axis in axes:
+        axis.set(xlabel="cycles per token")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small", columnspacing=1)
     return figure
 
 
@@ -53,9 +52,9 @@ def intensities(table: pandas.DataFrame) -> Figure:
         for (column, (label, style)), colour in zip(lines.items(), (PALETTE[0], PALETTE[1], PALETTE[2])):
             axis.plot(mean.index, mean[column], style, label=label, color=colour, markersize=4)
         axis.axhspan(-45, numpy.log(1e-12), color="0.85", zorder=0)
-        axis.set(title=variant, xlabel="layer", ylim=(-42, None))
+        axis.set(title=variant, xlabel="layer")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_ylabel("ln(‖HC[X]‖ / ‖X₀‖)")
+    axes[0].set(ylabel="ln(‖HC[X]‖ / ‖X₀‖)", ylim=(-42, 1.05 * table.accumulated.max()))
     axes[0].text(0.3, -41, "rounding", color="0.35", fontsize="small")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -73,12 +72,13 @@ def spectra(before: Tensor, after: Tensor) -> Figure:
             axis = axes[head, layer]
             axis.plot(frequencies, before[layer, head, : len(frequencies)], color="0.6", label="at initialisation")
             axis.plot(frequencies, after[layer, head, : len(frequencies)], color=PALETTE[0], label="trained")
-            axis.set(ylim=(0, None), xticks=[0, 0.5])
+            axis.set(yscale="log", xticks=[0, 0.5])
             axis.tick_params(labelsize="small")
         axes[0, layer].set_title(f"layer {layer + 1}", fontsize="small")
     for head in range(heads):
         axes[head, 0].set_ylabel(f"head {head + 1}", fontsize="small")
-    figure.supxlabel("frequency (cycles per token)", fontsize="medium")
+    axes[0, 0].set_ylim(1e-3, 1.5 * float(after.max()))
+    figure.supxlabel("cycles per token", fontsize="medium")
     figure.supylabel("gain of the band", fontsize="medium")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, fontsize="small")
@@ -89,7 +89,8 @@ def parts(table: pandas.DataFrame) -> Figure:
     """Draw what each part of each block does to HC, from `layers.gains_by_part`."""
     figure, axis = plt.subplots(figsize=(0.62 * table.shape[1] + 3.2, 3.0))
     limit = float(table.abs().max(axis=None))
-    seaborn.heatmap(table, ax=axis, cmap="RdBu", vmin=-limit, vmax=limit, annot=table.shape[1] <= 12, fmt=".1f",
+    seaborn.heatmap(table, ax=axis, cmap="RdBu", vmin=-limit, vmax=limit, fmt=".1f",
+                    annot=table.round(1) + 0.0 if table.shape[1] <= 12 else None,
                     cbar_kws={"label": "ln of the factor on ‖HC‖"}, linewidths=0.5)
     axis.set(ylabel="", title="red: the part removes high frequencies, blue: it adds some")
     return figure
@@ -102,20 +103,23 @@ def similarities(table: pandas.DataFrame) -> Figure:
         seaborn.lineplot(table, x="depth", y=column, hue="layers", style="layers", markers=True, dashes=False, ax=axis,
                          errorbar="sd", palette=PALETTE[: table.layers.nunique()])
         axis.set(title=title, xlabel="depth (share of the layers)", ylabel="mean cosine similarity", ylim=(None, 1))
-        axis.legend(title="", loc="lower center", bbox_to_anchor=(0.5, -0.45), ncols=3)
+        handles, labels = axis.get_legend_handles_labels()
+        axis.get_legend().remove()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
 def logit_kinds(table: pandas.DataFrame) -> Figure:
     """Draw the HC gain of attention with each kind of logits, from `layers.other_logits`, against the bounds."""
-    kinds = list(table.logits.unique())
+    kinds = {"dot": "dot-product logits", "l2": "L2 logits", "logistic": "logistic logits"}
+    names = {"gain": "measured", "sharp bound": "sharp bound (ours)", "bound": "published bound"}
     figure, axes = plt.subplots(1, len(kinds), figsize=(8.4, 2.9), sharey=True)
     for axis, kind in zip(axes, kinds):
         rows = table[table.logits == kind].set_index("block")
         for (column, style), colour in zip({"gain": "o-", "sharp bound": "s:", "bound": "v--"}.items(), PALETTE):
-            axis.plot(rows.index, rows[column], style, label={"gain": "measured"}.get(column, column), color=colour, markersize=4)
+            axis.plot(rows.index, rows[column], style, label=names[column], color=colour, markersize=4)
         axis.axhline(1, color="0.5", linewidth=1)
-        axis.set(title=f"{kind} logits", xlabel="block", yscale="log")
+        axis.set(title=kinds[kind], xlabel="block", yscale="log")
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("gain of HC, ‖HC A‖₂")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -163,7 +167,23 @@ def jacobians(table: pandas.DataFrame) -> Figure:
         for (column, label), colour in zip({"bare": "K", "with skip": "K + I"}.items(), PALETTE):
             summary = rows.groupby("block")[column].agg(["mean", "std"])
             axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", label=label, color=colour, capsize=3)
-        axis.set(title=state, xlabel="block", xticks=sorted(rows.block.unique()), ylim=(0, None))
-    axes[0].set_ylabel("ln κ")
+        axis.set(title=state, xlabel="block", xticks=sorted(rows.block.unique()))
+    axes[0].set(ylabel="ln κ", ylim=(0, 1.15 * table[["bare", "with skip"]].max(axis=None)))
     axes[0].legend(title="", loc="center left")
+    return figure
+
+
+def diffuse(by_range: pandas.DataFrame, by_size: pandas.DataFrame) -> Figure:
+    """Draw κ of nearly uniform attention by logit range and by number of tokens, from `surveys.diffuse_kappas`."""
+    figure, axes = plt.subplots(1, 2, figsize=(7, 3.0), sharey=True)
+    labels = ("range of the logits (64 tokens)", "tokens n (range 0.01)")
+    for axis, rows, column, label, base in zip(axes, (by_range, by_size), ("range", "n"), labels, (10, 2)):
+        axis.plot(rows[column], rows.kappa, ".", label="three random draws")
+        floor = (2 * (rows.n - 1) ** 0.5 / rows["range"]).groupby(rows[column]).first()
+        axis.plot(floor.index, floor, "k--", linewidth=1, label="2 √(n − 1) / range, the least possible")
+        axis.set_xscale("log", base=base)
+        axis.set(yscale="log", xlabel=label)
+    axes[0].set_ylabel("κ(A)")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2)
     return figure

@@ -34,12 +34,16 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     import papermill
     import yaml
 
+    from lib.companion import params
+
     path = preset_path(notebook, preset)
     if preset != "quick" and not path.exists():
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
     parameters = yaml.safe_load(path.read_text()) if preset != "quick" else {}
     logging.basicConfig(level=logging.WARNING, format=f"{notebook} | %(message)s", stream=sys.stdout)
     logging.getLogger("papermill").setLevel(logging.INFO)
+    os.environ.pop(params.PRESET_VARIABLE, None)  # it is for nbval, which cannot inject parameters
+    os.environ[params.WORKFLOW_VARIABLE] = "1"
     inputs = fingerprint.inputs_fingerprint(notebook, preset)
     files.make_folder(output.parent)
     unfinished = output.with_suffix(".failed.ipynb")
@@ -49,7 +53,7 @@ def execute(notebook: str, preset: str, output: Path) -> None:
                                    extra_arguments=["--log-level=ERROR"])
     except papermill.PapermillExecutionError as error:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
-                         f"(the notebook so far: {unfinished.relative_to(files.ROOT)})") from None
+                         f"(the notebook so far: {unfinished})") from None
     executed = nbformat.read(unfinished, as_version=4)
     executed.metadata["companion"] = {"inputs": inputs}
     files.write(output, nbformat.writes(executed))
@@ -79,14 +83,18 @@ def _publish_notebook(notebook: str) -> None:
     if executed.metadata.get("companion", {}).get("inputs") != inputs:
         output.unlink()
         raise InputError(f"{notebook} was executed with other code, rules, data or versions: run make reproduce again")
-    for source, target in zip(executed.cells, committed.cells, strict=True):
-        if target.cell_type == "code":
-            target.outputs, target.execution_count = source.outputs, source.execution_count
-    committed.metadata["companion"] = {
-        "inputs": inputs,
-        "figures": sorted(path.stem for path in (files.ROOT / "figures").glob("*.json")
-                          if json.loads(path.read_text())["notebook"] == notebook)}
+    code = [[cell for cell in book.cells if cell.cell_type == "code"] for book in (executed, committed)]
+    for source, target in zip(*code, strict=True):
+        target.outputs, target.execution_count = source.outputs, source.execution_count
+    figures = [path.stem for path in (files.ROOT / "figures").glob("*.json")
+               if json.loads(path.read_text())["notebook"] == notebook]
+    committed.metadata["companion"] = {"inputs": inputs, "figures": sorted(figures), "ledger": _ledger_digest(notebook)}
     files.write(notebook_path(notebook), nbformat.writes(committed) + "\n")
+
+
+def _ledger_digest(notebook: str) -> str | None:
+    path = ledger.LEDGER / "quick" / f"{notebook}.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 def _problems(notebook: str) -> list[str]:
@@ -95,6 +103,8 @@ def _problems(notebook: str) -> list[str]:
     problems = []
     if stored.get("inputs") != inputs:
         problems.append(f"notebooks/{notebook}.ipynb is stale: its code, rules, data or versions changed")
+    if stored.get("ledger") != _ledger_digest(notebook):
+        problems.append(f"data/ledger/quick/{notebook}.json is not what the notebook recorded")
     for name in stored.get("figures", []):
         picture, sidecar = (files.ROOT / "figures" / f"{name}{suffix}" for suffix in (".png", ".json"))
         if not picture.exists() or not sidecar.exists():

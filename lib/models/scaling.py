@@ -8,6 +8,7 @@ optimiser factory gives it no weight decay.
 **AttnScale** replaces the attention map A by Â = L + (1 + ω)(A − L), L = 11ᵀ/n, with one ω a head. It is computed as
 ÂV = (1 + ω)·AV − ω·LV, LV being a mean of values: with fused attention no n×n map is made. Attention dropout falls on
 A (ViT and Swin); in the released code it falls on Â, with the same expectation.
+
 Two forms differ where the released L is not the low-pass part of A:
 
 - CaiT mixes its heads after the softmax (`proj_w`), and the mixed rows no longer sum to 1. "released" scales the mixed
@@ -52,8 +53,7 @@ def _attend(
         attn = (logits if bias is None else logits + bias).softmax(dim=-1)
         attended = attention.attn_drop(attn) @ value
     omega = attention.omega[:, None, None]
-    scaled = torch.addcmul(-omega * low_pass, attended, 1 + omega)
-    return scaled.to(value.dtype).transpose(1, 2).flatten(2)  # under autocast ω is wider than V
+    return torch.addcmul(-omega * low_pass, attended, 1 + omega).transpose(1, 2).flatten(2)
 
 
 def _heads(attention: nn.Module, x: Tensor) -> Tensor:
