@@ -2,10 +2,11 @@
 
     python benchmarks/scaling.py [--pairs 15] [--json FILE]
 
-AttnScale is timed on the whole attention module, projections included, against the formula read directly, which forms L + (1 + ω)(A − L), and against attention without
-it. The methods take turns, and the median of the ratios of each turn is reported, so that a machine that changes its
-speed does not matter. Times are processor times. Peak memory is what one forward and backward add to the resident
-memory of a fresh process (Linux), in which the same ran on few tokens before.
+The whole attention module with AttnScale, projections included, is timed against the formula read directly, which
+forms L + (1 + ω)(A − L), and against attention without it. The methods take turns, and the median of the ratios of
+each turn is reported, so that a machine that changes its speed does not matter. Times are processor times. Peak
+memory is what one forward and backward add to the resident memory of a fresh process (Linux), in which the same ran
+on few tokens before.
 """
 
 import argparse

@@ -70,6 +70,42 @@ def test_equals_a_loop_written_by_hand(tmp_path):
     assert result["validation_top1"] == result["history"][best]["validation_top1"]
 
 
+def test_hyperparameters_are_judged_on_the_validation_split(tmp_path):
+    """What an epoch reports comes from the validation split; the test split chooses nothing."""
+    result, (_, model) = train(TINY, tmp_path), by_hand(TINY)
+    split = loop.dataset(TINY).validation
+    (images, labels), = split.batches(500, train=False)
+    with torch.no_grad():
+        logits = model(images)
+    assert result["history"][-1]["validation_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+    assert result["history"][-1]["validation_top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean())
+    assert result["divergence"] is None
+
+
+def test_seeds_differ_from_the_first_weight_on():
+    first, second, again = (loop.build_model(config).head.weight for config in (TINY, but(seed=4), TINY))
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("changes", [
+    {"augment": "crop_flip"}, {"label_smoothing": 0.1}, {"mixup": 0.8}, {"cutmix": 1.0}, {"weight_decay": 0.9},
+    {"minimum_learning_rate": 9e-4}, {"warmup": 0.5}, {"clip": 0.01}, {"seed": 4}, {"optimizer": "sgd"}])
+def test_each_setting_changes_the_training(tmp_path, changes):
+    one, other = train(TINY, tmp_path / "a"), train(but(**changes), tmp_path / "b")
+    assert one["history"][-1]["train_loss"] != other["history"][-1]["train_loss"]
+
+
+def test_the_block_gradient_norms_are_those_before_clipping(tmp_path):
+    config = but(epochs=1, batch_size=216, clip=1e-6)
+    data, model = loop.dataset(config), loop.build_model(config)
+    (images, labels), = data.train.batches(216, seed=config.seed, epoch=1, drop_last=True, train=True)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    expected = {f"blocks.{index}": sum(p.grad.square().sum() for p in block.parameters()).sqrt().item()
+                for index, block in enumerate(model.blocks)}
+    assert train(config, tmp_path)["history"][1]["block_gradient_norm"] == pytest.approx(expected, rel=1e-4)
+
+
 class Killed(Exception):
     pass
 
@@ -161,7 +197,26 @@ def test_a_non_finite_loss_stops_the_run_and_is_recorded(tmp_path, monkeypatch):
 def test_an_exploded_loss_is_recorded_and_training_goes_on(tmp_path):
     config = but(learning_rate=300.0, epochs=4, weight_decay=0.0)
     result = train(config, tmp_path)
-    assert result["divergence"]["kind"] == "explosion" and len(result["history"]) == 5
+    assert len(result["history"]) == 5
+    # with 6 steps an epoch the loss is looked at where an epoch ends, and every 20 steps of one
+    assert result["divergence"] == {"kind": "explosion", "epoch": 1, "step": 5}
+
+
+def test_weights_broken_by_the_last_step_count_as_divergence(tmp_path, monkeypatch):
+    clip = torch.nn.utils.clip_grad_norm_
+    calls = []
+
+    def poison(parameters, *arguments):
+        parameters = list(parameters)
+        calls.append(1)
+        if len(calls) == 18:  # 3 epochs of 6 steps
+            parameters[0].grad.fill_(float("nan"))
+        return clip(parameters, *arguments)
+
+    monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", lambda self, *arguments: poison(*arguments))
+    result = train(TINY, tmp_path)
+    assert result["divergence"] == {"kind": "non-finite", "epoch": 3, "step": 17}
+    assert result["final_test_top1"] is None and result["best_epoch"] < 3
 
 
 @pytest.mark.parametrize("scores, epoch", [
@@ -232,6 +287,7 @@ def test_graying_before_a_block_acts_on_its_tokens(tmp_path):
     ({"data": "fashion"}, "unknown data set 'fashion'"),
     ({"augment": "flip"}, "unknown augment"),
     ({"optimizer": "adamz"}, "unknown optimizer 'adamz'"),
+    ({"model_args": {"img_size": 28}}, "model_args sets 'img_size', which the data and the configuration decide"),
 ])
 def test_bad_configurations_are_refused_in_one_line(tmp_path, changes, message):
     with pytest.raises(InputError) as error:

@@ -124,6 +124,9 @@ def dataset(config: TrainConfig) -> ImageData:
 def build_model(config: TrainConfig) -> nn.Module:
     """Create the model that `config` describes, with the initial weights of its seed."""
     data = dataset(config)
+    for name in ("num_classes", "img_size", "in_chans", "skip"):
+        if name in config.model_args:
+            raise InputError(f"model_args sets {name!r}, which the data and the configuration decide; leave it out")
     torch.manual_seed(config.seed)
     model = zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
                              in_chans=data.channels, **config.model_args)
@@ -178,6 +181,8 @@ class _Run:
         self.config, self.folder, self.data = config, folder, dataset(config)
         self.accelerator = Accelerator(cpu=config.device == "cpu", gradient_accumulation_steps=config.accumulation)
         self.device = self.accelerator.device
+        if self.device.type != config.device:
+            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
         self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
         self.steps = self.data.train.num_images // config.batch_size
         if not self.steps:
@@ -245,6 +250,8 @@ class _Run:
                "learning_rate": self.optimizer.param_groups[0]["lr"],
                "gradient_norm": _finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
         row |= self._evaluate_epoch()
+        if row["validation_loss"] is None and not self.divergence:  # the epoch's last step broke the weights
+            self.divergence = {"kind": "non-finite", "epoch": epoch, "step": epoch * self.steps - 1}
         self.history.append(row)
         self.seconds.append(time.perf_counter() - start)
 
