@@ -9,7 +9,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from lib.companion import layers
+from lib.companion import fingerprint, layers, params
 from lib.errors import InputError
 from lib.models import probe
 from lib.theory.spectral import hc
@@ -129,3 +129,20 @@ def test_untrained_models_and_photographs_fit_a_configuration():
     assert images.shape == (8, 1, 28, 28)
     assert layers.untrained(config)(images).shape == (8, 10)
     assert layers.natural_images(replace(config, channels=3, img_size=56)).shape == (8, 3, 56, 56)
+
+
+@pytest.mark.parametrize("notebook, presets", [("03_low_pass", ("quick", "smoke", "gpu")), ("04_bounds", params.PRESETS)])
+def test_the_notebooks_look_at_the_models_of_notebook_01(notebook, presets):
+    """Another value anywhere would train again what notebook 01 has trained."""
+    values = {}
+    for name in ("01_skip_removal", notebook):
+        cell, = (source for source, tags in fingerprint.notebook_code_cells(name) if "parameters" in tags)
+        declared = params.declarations(cell)
+        defaults = {key: declaration.default for key, declaration in declared.items()}
+        values[name] = {preset: defaults | params.preset_values(name, preset, declared) for preset in presets}
+    shared = set(loop.TrainConfig.__dataclass_fields__) & set(values[notebook]["quick"])
+    assert len(shared) >= 10
+    for preset in presets:
+        first, other = values["01_skip_removal"][preset], values[notebook][preset]
+        for name in shared | {"vit", "vit_args", "depth", "learning_rates", "seeds"} - {"device"}:
+            assert first[name] == other[name], (preset, name)

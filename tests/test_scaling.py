@@ -453,3 +453,18 @@ def test_a_mask_on_a_vit_is_refused(kind):
     for options in ({"is_causal": True}, {"attn_mask": torch.zeros(17, 17).double()}):
         with pytest.raises(InputError, match="average over all tokens, so attn_mask and is_causal are not supported"):
             model(images, **options)
+
+
+def test_the_front_door_switches_scaling_on():
+    arguments = {"num_classes": 3, "img_size": 28, "embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 7}
+    torch.manual_seed(0)
+    plain = create_model("vit", skip="no_ffn", **arguments).eval()
+    torch.manual_seed(0)
+    scaled = create_model("vit", skip="no_ffn", scaling="attnscale", **arguments).eval()
+    images = torch.randn(2, 3, 28, 28)
+    torch.testing.assert_close(scaled(images), plain(images), atol=1e-6, rtol=0)
+    assert set(scaled.state_dict()) - set(plain.state_dict()) == {"blocks.0.attn.omega", "blocks.1.attn.omega"}
+    with pytest.raises(InputError, match="featscale"):
+        create_model("vit", scaling="fetscale", **arguments)
+    with pytest.raises(InputError, match="convmixer"):
+        create_model("convmixer_768_32", num_classes=3, scaling="attnscale")

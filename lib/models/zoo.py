@@ -13,6 +13,7 @@ from torch import nn
 
 from lib.errors import InputError
 from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
+from lib.models.scaling import apply_scaling, check_scaling
 
 
 def create_model(
@@ -21,6 +22,7 @@ def create_model(
     num_classes: int,
     img_size: int | tuple[int, int] | None = None,
     skip: str = "both",
+    scaling: str | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
     """Create a timm model, with `skip` saying which skips its blocks keep.
@@ -34,17 +36,21 @@ def create_model(
             take any size that passes the check, so it is checked for them and not passed on.
         skip: "both" leaves the timm model untouched: same state_dict, same outputs. "no_sab", "no_ffn" and "none"
             let the output of that branch replace its input in every block. ConvMixer has "both" and "none" only.
+        scaling: "attnscale" or "featscale" adds the learnt scaling of Anti-Oversmoothing, at first without effect, to
+            ViT, CaiT and Swin; None adds nothing. See lib/models/scaling.py.
         timm_kwargs: Whatever else timm takes: `pretrained=True`, `drop_path_rate=0.1`, …
 
     Returns:
         The timm model, in train mode, mapping images (B, C, H, W) to logits (B, num_classes).
 
     Raises:
-        InputError: For an unknown name, a model of another family, an unsupported skip, an image size that is not a
+        InputError: For an unknown name, a model of another family, an unsupported skip or scaling, an image size that is not a
             multiple of the patch size or too small, blocks of another kind, and arguments that timm refuses.
     """
     family = _family_named(name)
     check_skip(family, skip)
+    if scaling is not None:
+        check_scaling(family, scaling)
     arguments = {"num_classes": num_classes, **timm_kwargs}
     if img_size is not None:
         _check_image_size(family, name, arguments, img_size)
@@ -53,6 +59,8 @@ def create_model(
     model = _build(family, name, arguments)
     if skip != "both":
         remove_skips(model, skip)
+    if scaling is not None:
+        apply_scaling(model, scaling)
     return model
 
 
