@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,14 @@ def test_code_that_changed_under_a_running_notebook_is_noticed(store, monkeypatc
     with pytest.raises(InputError, match="code changed since this notebook started: restart the kernel"):
         job.execute()
     assert not job.folder.exists()
+
+
+def test_code_edited_after_it_was_loaded_is_noticed(store, monkeypatch):
+    runs._code.cache_clear()
+    assert Path(loop.__file__) in runs._LOADED
+    monkeypatch.setitem(runs._LOADED, Path(loop.__file__), "what was loaded before the edit")
+    with pytest.raises(InputError, match="loop.py changed since this notebook started: restart the kernel"):
+        load_or_run()
 
 
 def test_data_that_changed_under_a_running_notebook_are_noticed(store):

@@ -215,7 +215,10 @@ class _Job:
 
 @functools.cache
 def _code(module: str) -> str:
-    """Return the fingerprint of the code as this process loaded it; later edits do not count."""
+    """Return the fingerprint of the code as this process loaded it; raise where the files have changed since."""
+    changed = [path.name for path, digest in _LOADED.items() if _file_digest(path) != digest]
+    if changed:
+        raise InputError(f"{', '.join(changed)} changed since this notebook started: restart the kernel and run again")
     return fingerprint.code_fingerprint(module)
 
 
@@ -329,4 +332,6 @@ def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-_code(loop.__name__)  # what this process has loaded, before anyone edits it
+# The files of what this process has loaded, before anyone edits them.
+_LOADED = {Path(module.__file__): _file_digest(Path(module.__file__)) for name, module in list(sys.modules.items())
+           if name.partition(".")[0] == "lib" and module.__file__}

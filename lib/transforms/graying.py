@@ -14,7 +14,6 @@ import math
 from numbers import Real
 
 import numpy as np
-import scipy.fft
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -207,7 +206,9 @@ class _Dct(torch.autograd.Function):
     def forward(ctx, x, inverse):
         ctx.inverse = inverse
         if x.device.type == "cpu" and max(x.shape[-2:]) > DENSE_DCT["cpu"]:
-            transform = scipy.fft.idctn if inverse else scipy.fft.dctn
+            from scipy import fft  # it takes most of a second to import
+
+            transform = fft.idctn if inverse else fft.dctn
             return torch.from_numpy(transform(x.numpy(), axes=(-2, -1), norm="ortho"))
         return _dct_axis(_dct_axis(x.double(), inverse).mT, inverse).mT.to(x.dtype)
 
@@ -238,7 +239,9 @@ def _dct_axis(x: Tensor, inverse: bool) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _dct_matrix(n: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(scipy.fft.dct(np.eye(n), axis=0, norm="ortho")).to(device)
+    from scipy import fft
+
+    return torch.from_numpy(fft.dct(np.eye(n), axis=0, norm="ortho")).to(device)
 
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:
