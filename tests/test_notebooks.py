@@ -99,15 +99,24 @@ def test_nbval_in_the_smoke_preset(notebook, shared_store):
 def hub(tmp_path, monkeypatch):
     """Tiny stand-ins in the layout of every data set that the presets name."""
     for name in ("cifar10", "tiny-imagenet", "imagenet-1k"):
-        standin.make(name, tmp_path / name, images_per_class=4 if name == "cifar10" else 2)
+        standin.make(name, tmp_path / name, images_per_class=8 if name == "cifar10" else 2)
         monkeypatch.setenv("COMPANION_" + name.upper().replace("-", "_"), str(tmp_path / name))
 
 
-def two_batches(values):
-    """Keep a preset's models, data and recipe, but only a first seed, a first learning rate and a few steps."""
-    few = {"epochs": 1, "batch_size": 16, "device": "cpu", "workers": 0, "kappa_images": 4, "diagram_depths": [1]}
+FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 16, "device": "cpu", "workers": 0, "kappa_images": 4, "images": 2,
+       "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 40, "cases": 20, "draws": 20,
+       "search_steps": 2, "jacobian_tokens": 4}
+
+
+def two_batches(notebook, values):
+    """Keep a preset's models, data and recipe, but only a first learning rate, a first seed and a few steps."""
+    declaring, = [cell for cell in code_cells(notebook) if "parameters" in tags(cell)]
+    declared = params.declarations(declaring.source)
     firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
-    return values | firsts | {"seeds": [0], "diagram_seeds": [0]} | few
+    few = {name: value for name, value in FEW.items() if name in declared}
+    if "recipe" in values:
+        few["recipe"] = values["recipe"] | {"test_images": 16}
+    return values | firsts | few
 
 
 @pytest.mark.slow
@@ -116,7 +125,7 @@ def two_batches(values):
 def test_every_large_preset_runs_for_two_batches(notebook, preset, hub, store, tmp_path, monkeypatch):
     values = yaml.safe_load(params.preset_path(notebook, preset).read_text())
     parameters = tmp_path / "few.yaml"
-    parameters.write_text(yaml.safe_dump(two_batches(values)))
+    parameters.write_text(yaml.safe_dump(two_batches(notebook, values)))
     monkeypatch.setattr(workflow, "preset_path", lambda *names: parameters)
     workflow.execute(notebook, preset, tmp_path / "out.ipynb")
     assert (tmp_path / "out.ipynb").exists()

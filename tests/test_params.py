@@ -182,6 +182,14 @@ def test_without_a_parameters_cell_it_says_what_to_do(notebook):
         notebook(shell=Shell("x = 1", "def f(): pass"))
 
 
+def test_without_a_history_the_stored_declarations_count(notebook, monkeypatch):
+    """nbval executes cells without keeping them."""
+    monkeypatch.setenv(params.PRESET_VARIABLE, "smoke")
+    shell = Shell(CELL)
+    shell.user_ns["In"] = [""]
+    assert notebook(shell=shell).preset == "smoke"
+
+
 def test_asking_for_a_gpu_in_vain_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert params.device("auto") == "cpu"

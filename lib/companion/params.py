@@ -62,8 +62,14 @@ def validate(notebook: str, **rules: Rule) -> Parameters:
     namespace = get_ipython().user_ns
     history = namespace["In"]
     position = _parameters_cell(history)
-    declared = declarations(history[position])
-    injected = _injected(history[position + 1:], declared)
+    if position is None:  # nbval keeps no history, and cannot inject
+        declared, injected = declarations(_stored_cell(notebook)), set()
+    else:
+        declared = declarations(history[position])
+        injected = _injected(history[position + 1:], declared)
+    if not set(declared) <= set(namespace):
+        raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first, each line "
+                         "'name: type = literal'")
     values = {name: namespace[name] for name in declared}
     if preset := os.environ.get(PRESET_VARIABLE):
         values |= {name: value for name, value in preset_values(notebook, preset, declared).items()
@@ -178,8 +184,14 @@ def _coerce(name: str, value: object, kind: str) -> object:
     raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type {kind}")
 
 
-def _parameters_cell(history: list[str]) -> int:
-    """Return the position of the latest executed cell that consists of declarations."""
+def _stored_cell(notebook: str) -> str:
+    """Return the parameters cell of the notebook as it is stored."""
+    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
+    return cell
+
+
+def _parameters_cell(history: list[str]) -> int | None:
+    """Return the position of the latest executed cell that consists of declarations, None where there is none."""
     for position in range(len(history) - 1, -1, -1):
         try:
             body = ast.parse(history[position]).body
@@ -187,8 +199,7 @@ def _parameters_cell(history: list[str]) -> int:
             continue
         if body and all(isinstance(node, ast.AnnAssign) for node in body):
             return position
-    raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first, each line "
-                     "'name: type = literal'")
+    return None
 
 
 def _injected(later_cells: list[str], declared: dict[str, Declaration]) -> set[str]:
@@ -208,8 +219,7 @@ def _preset_of(checked: dict, notebook: str, rules: dict[str, Rule]) -> str:
     def experiment(values: dict) -> dict:
         return {name: value for name, value in values.items() if name not in EXECUTION_ONLY}
 
-    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
-    declared = declarations(cell)
+    declared = declarations(_stored_cell(notebook))
     defaults = {name: declaration.default for name, declaration in declared.items()}
     for preset in PRESETS:
         if preset == "quick" and WORKFLOW_VARIABLE not in os.environ:
