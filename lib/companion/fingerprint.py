@@ -20,8 +20,8 @@ from lib.files import ROOT
 PRESETS = ("quick", "smoke", "gpu", "paper")
 
 # The pinned packages that decide a number or the look of a figure.
-DECIDING_PACKAGES = ("accelerate", "datasets", "matplotlib", "numpy", "pandas", "scipy", "seaborn", "timm", "torch",
-                     "torchvision")
+DECIDING_PACKAGES = ("accelerate", "datasets", "lightly", "matplotlib", "numpy", "pandas", "pytorch-optimizer",
+                     "scipy", "seaborn", "timm", "torch", "torchvision")
 
 
 def digest(value: object) -> str:

@@ -12,7 +12,8 @@ import torch
 
 from lib.files import ROOT
 
-NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "numpy", "scipy")
+NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "lightly", "numpy", "pytorch-optimizer",
+                      "scipy")
 
 
 @functools.cache

@@ -288,7 +288,8 @@ def _outcome(run: Run) -> str:
     seconds = sum(json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
-    return f"top-1 {run.result['test_top1']:.1f} %{broken} ({seconds:.0f} s)"
+    score = f"top-1 {run.result['test_top1']:.1f} %" if "test_top1" in run.result else f"loss {run.result['final_loss']:.3f}"
+    return f"{score}{broken} ({seconds:.0f} s)"
 
 
 def _start_worker() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from lib.errors import InputError
 from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
 from lib.models.scaling import apply_scaling, check_scaling
+from lib.models.skipless import SkiplessInit, apply_init, check_init
 
 
 def create_model(
@@ -23,6 +24,7 @@ def create_model(
     img_size: int | tuple[int, int] | None = None,
     skip: str = "both",
     scaling: str | None = None,
+    init: SkiplessInit | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
     """Create a timm model, with `skip` saying which skips its blocks keep.
@@ -38,25 +40,31 @@ def create_model(
             let the output of that branch replace its input in every block. ConvMixer has "both" and "none" only.
         scaling: "attnscale" or "featscale" adds the learnt scaling of Anti-Oversmoothing, at first without effect, to
             ViT, CaiT and Swin; None adds nothing. See lib/models/scaling.py.
+        init: a SkiplessInit draws the weights of a ViT's blocks as Cutting the Skip does; None leaves timm's. See
+            lib/models/skipless.py.
         timm_kwargs: Whatever else timm takes: `pretrained=True`, `drop_path_rate=0.1`, …
 
     Returns:
         The timm model, in train mode, mapping images (B, C, H, W) to logits (B, num_classes).
 
     Raises:
-        InputError: For an unknown name, a model of another family, an unsupported skip or scaling, an image size that is not a
-            multiple of the patch size or too small, blocks of another kind, and arguments that timm refuses.
+        InputError: For an unknown name, a model of another family, an unsupported skip, scaling or init, an image size
+            that is not a multiple of the patch size or too small, blocks of another kind, and arguments that timm refuses.
     """
     family = _family_named(name)
     check_skip(family, skip)
     if scaling is not None:
         check_scaling(family, scaling)
+    if init is not None:
+        check_init(family, name)
     arguments = {"num_classes": num_classes, **timm_kwargs}
     if img_size is not None:
         _check_image_size(family, name, arguments, img_size)
         if "img_size" in inspect.signature(family.model).parameters:
             arguments["img_size"] = img_size
     model = _build(family, name, arguments)
+    if init is not None:
+        apply_init(model, init)
     if skip != "both":
         remove_skips(model, skip)
     if scaling is not None:

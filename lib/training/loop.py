@@ -22,15 +22,17 @@ from pathlib import Path
 import numpy
 import torch
 from accelerate import Accelerator
+from pytorch_optimizer import SOAP
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import nn
 
 from lib.errors import InputError, unknown
 from lib.models import probe, zoo
+from lib.models.skipless import SkiplessInit
 from lib.theory.conditioning import condition_number, summarise_log_kappa
 from lib.training import checkpoint
 from lib.training.data import ImageData, Split, load
@@ -46,9 +48,10 @@ PLACES = ("sab", "sab_with_input", "ffn", "ffn_with_input")
 class TrainConfig:
     """Everything that decides the numbers of one run (the run store hashes it).
 
-    `batch_size` is the global batch: `accumulation` splits it into that many micro-batches, several processes
-    share it. `warmup` is a fraction of all steps. `ema` is the decay of the averaged weights, 0 for none; with it
-    the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
+    `batch_size` is the global batch: `accumulation` splits it into that many micro-batches, several processes share
+    it. `optimizer` is a name of timm's, or "soap". `skipless` holds the arguments of a SkiplessInit, {} leaves timm's
+    initial weights. `warmup` is a fraction of all steps. `ema` is the decay of the averaged weights, 0 for none; with
+    it the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
     block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd", "svd_fast", "dct") on the
     training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the blocks numbered in
     `graying_blocks` on their tokens instead. `initial` is the run whose weights to start from, "function/hash" in the
@@ -62,6 +65,7 @@ class TrainConfig:
     learning_rate: float
     model_args: dict = field(default_factory=dict)
     skip: str = "both"
+    skipless: dict = field(default_factory=dict)
     img_size: int | None = None
     channels: int | None = None
     train_images: int | None = None
@@ -100,8 +104,9 @@ class TrainConfig:
             raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
         if self.batch_size % self.accumulation:
             raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
-        if self.optimizer not in list_optimizers():
-            raise unknown("optimizer", self.optimizer, list_optimizers())
+        if self.optimizer not in (optimizers := [*list_optimizers(), "soap"]):
+            raise unknown("optimizer", self.optimizer, optimizers)
+        _skipless(self)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.device not in ("cpu", "cuda"):
@@ -124,18 +129,41 @@ def dataset(config: TrainConfig) -> ImageData:
 def build_model(config: TrainConfig) -> nn.Module:
     """Create the model that `config` describes, with the initial weights of its seed."""
     data = dataset(config)
-    for name in ("num_classes", "img_size", "in_chans", "skip"):
+    for name in ("num_classes", "img_size", "in_chans", "skip", "init"):
         if name in config.model_args:
             raise InputError(f"model_args sets {name!r}, which the data and the configuration decide; leave it out")
     torch.manual_seed(config.seed)
     model = zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
-                             in_chans=data.channels, **config.model_args)
+                             init=_skipless(config), in_chans=data.channels, **config.model_args)
     blocks = zoo.blocks(model) if config.graying_blocks else []
     for index in config.graying_blocks:
         if not 0 <= index < len(blocks):
             raise InputError(f"graying_blocks names block {index}; the model has blocks 0 to {len(blocks) - 1}")
         blocks[index][1].register_forward_pre_hook(functools.partial(_gray_tokens, config))
     return model
+
+
+def _skipless(config: TrainConfig) -> SkiplessInit | None:
+    """Return the skipless initialisation that `config` asks for, if any."""
+    for name in config.skipless:
+        if name not in SkiplessInit.__dataclass_fields__:
+            raise unknown("setting of skipless", name, SkiplessInit.__dataclass_fields__)
+    return SkiplessInit(**config.skipless) if config.skipless else None
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Create the optimiser that `config` names, without weight decay on what timm leaves out.
+
+    SOAP (Vyas et al., arXiv 2409.11321) has the settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis
+    every 10 steps. Its first step only measures.
+    """
+    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optimizer == "soap":
+        left_out = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=left_out)
+        return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
+    fused = {"fused": True} if config.optimizer == "adamw" else {}  # one kernel for all parameters
+    return create_optimizer_v2(model, config.optimizer, **rates, **fused)
 
 
 def _gray_tokens(config: TrainConfig, block: nn.Module, inputs: tuple) -> tuple:
@@ -191,9 +219,7 @@ class _Run:
         self.net = build_model(config).to(self.device)
         if config.initial:
             _start_from(self.net, folder.parent.parent / config.initial / "model.safetensors")
-        fused = {"fused": True} if config.optimizer == "adamw" else {}  # one kernel for all parameters
-        self.optimizer = create_optimizer_v2(self.net, config.optimizer, lr=config.learning_rate,
-                                             weight_decay=config.weight_decay, **fused)
+        self.optimizer = build_optimizer(config, self.net)
         updates = config.epochs * self.steps
         self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, lr_min=config.minimum_learning_rate,
                                           warmup_t=round(config.warmup * updates), t_in_epochs=False)
@@ -215,7 +241,7 @@ class _Run:
 
     def train_epoch(self, epoch: int) -> None:
         config, start = self.config, time.perf_counter()
-        _seed_everything(config.seed, epoch, self.shard[0])
+        seed_everything(config.seed, epoch, self.shard[0])
         criterion = SoftTargetCrossEntropy() if self.mixup else nn.CrossEntropyLoss(
             label_smoothing=config.label_smoothing)
         self.model.train()
@@ -237,6 +263,9 @@ class _Run:
                     if step == self.steps - 1:
                         block_norms = self._block_gradient_norms()
                     norms.append(self.accelerator.clip_grad_norm_(self.net.parameters(), config.clip))
+                    if config.optimizer == "soap" and not norms[-1].isfinite():  # it decomposes its gradients
+                        losses.append(norms[-1] * math.nan)
+                        break
                 self.stepper.step()
                 self.stepper.zero_grad()
             losses.append(loss.detach())
@@ -246,9 +275,9 @@ class _Run:
                 break
         self._diverged(epoch, losses)
         self.epoch = epoch
-        row = {"epoch": epoch, "train_loss": _finite(torch.stack(losses).mean()),
+        row = {"epoch": epoch, "train_loss": finite(torch.stack(losses).mean()),
                "learning_rate": self.optimizer.param_groups[0]["lr"],
-               "gradient_norm": _finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
+               "gradient_norm": finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
         row |= self._evaluate_epoch()
         if row["validation_loss"] is None and not self.divergence:  # the epoch's last step broke the weights
             self.divergence = {"kind": "non-finite", "epoch": epoch, "step": epoch * self.steps - 1}
@@ -256,6 +285,9 @@ class _Run:
         self.seconds.append(time.perf_counter() - start)
 
     def save(self) -> None:
+        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
+        for parameter, state in self.optimizer.state.items():
+            self.optimizer.state[parameter] = _contiguous(state)
         if self.accelerator.is_main_process:
             checkpoint.write(self.folder / "checkpoint.safetensors", {
                 "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
@@ -318,7 +350,7 @@ class _Run:
             counts = torch.stack([right[:, 0].sum(), right.sum(), torch.tensor(len(labels), device=self.device)])
             totals += torch.cat([loss[None], counts]).double()
         loss, first, among, count = self.accelerator.reduce(totals).tolist()
-        return {"loss": _finite(loss / count), "top1": 100 * first / count, "top5": 100 * among / count}
+        return {"loss": finite(loss / count), "top1": 100 * first / count, "top5": 100 * among / count}
 
     def _evaluate_epoch(self) -> dict:
         """Return the part of an epoch's row that the model as it stands decides."""
@@ -334,7 +366,7 @@ class _Run:
         return row
 
     def _block_gradient_norms(self) -> dict[str, float | None]:
-        return {name: _finite(torch.stack([p.grad.norm() for p in block.parameters() if p.grad is not None]).norm())
+        return {name: finite(torch.stack([p.grad.norm() for p in block.parameters() if p.grad is not None]).norm())
                 for name, block in zoo.blocks(self.net)}
 
     def _diverged(self, epoch: int, losses: list[torch.Tensor]) -> bool:
@@ -382,7 +414,7 @@ def block_conditions(model: nn.Module, images: torch.Tensor) -> list[dict]:
         for index, kappa in enumerate(kappas.values()):
             summary = summarise_log_kappa(kappa)
             rows.append({"place": place, "block": index} | summary
-                        | {"median_log_kappa": _finite(summary["median_log_kappa"])})
+                        | {"median_log_kappa": finite(summary["median_log_kappa"])})
     return rows
 
 
@@ -396,7 +428,7 @@ def _collapse(history: list[dict]) -> dict | None:
     return {"kind": "collapse", "epoch": epoch, "step": None}
 
 
-def _seed_everything(seed: int, epoch: int, process: int) -> None:
+def seed_everything(seed: int, epoch: int, process: int) -> None:
     """Seed every generator from (seed, epoch, process), so that no generator state need be stored."""
     state = numpy.random.SeedSequence([seed, epoch, process]).generate_state(1)[0].item()
     random.seed(state)
@@ -404,7 +436,16 @@ def _seed_everything(seed: int, epoch: int, process: int) -> None:
     torch.manual_seed(state)
 
 
-def _finite(value: torch.Tensor | float) -> float | None:
+def _contiguous(state: object) -> object:
+    """Return a nested state with every tensor contiguous, as a checkpoint stores it."""
+    if isinstance(state, dict):
+        return {key: _contiguous(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_contiguous(value) for value in state]
+    return state.contiguous() if isinstance(state, torch.Tensor) else state
+
+
+def finite(value: torch.Tensor | float) -> float | None:
     """Return a plain number, None where it is not finite (JSON has no NaN)."""
     value = float(value)
     return value if math.isfinite(value) else None

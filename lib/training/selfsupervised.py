@@ -174,7 +174,7 @@ class _Pretraining:
     def train_epoch(self, epoch: int) -> None:
         config, start = self.config, time.perf_counter()
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
-        loop._seed_everything(config.seed, epoch, self.shard[0])
+        loop.seed_everything(config.seed, epoch, self.shard[0])
         self.model.train()
         losses = []
         batches = self.data.train.batches(
@@ -196,7 +196,7 @@ class _Pretraining:
             self.net.load_state_dict(before)
             validation = self._validation_loss()
         self.epoch = epoch
-        self.history.append({"epoch": epoch, "train_loss": loop._finite(torch.stack(losses).mean()),
+        self.history.append({"epoch": epoch, "train_loss": loop.finite(torch.stack(losses).mean()),
                              "learning_rate": self.optimizer.param_groups[0]["lr"], "validation_loss": validation})
         self.seconds.append(time.perf_counter() - start)
 
@@ -221,14 +221,14 @@ class _Pretraining:
     @torch.no_grad()
     def _validation_loss(self) -> float | None:
         """Return the mean loss on the validation split, under masks that are the same in every epoch and run."""
-        loop._seed_everything(0, 0, self.shard[0])
+        loop.seed_everything(0, 0, self.shard[0])
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         for images, _ in self.data.validation.batches(loop.EVALUATION_BATCH, device=self.device, train=False,
                                                       shard=self.shard):
             totals += torch.tensor([len(images) * self._loss(images).item(), len(images)], device=self.device)
         total, count = self.accelerator.reduce(totals).tolist()
-        return loop._finite(total / count)
+        return loop.finite(total / count)
 
     def _resume(self, state: dict) -> None:
         if state["config"] != asdict(self.config):
