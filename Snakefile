@@ -14,7 +14,6 @@ PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
 NOTEBOOKS = fingerprint.notebooks()
-OVERVIEW = "00_overview"
 
 
 rule all:
@@ -23,7 +22,7 @@ rule all:
 
 def ledger_sources(wildcards):
     """The overview shows what every other notebook recorded, so it runs after them."""
-    others = [name for name in NOTEBOOKS if name != OVERVIEW] if wildcards.notebook == OVERVIEW else []
+    others = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW] if wildcards.notebook == fingerprint.OVERVIEW else []
     return expand("build/{preset}/{notebook}.ipynb", preset=wildcards.preset, notebook=others)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lib.companion import fingerprint
+from lib.companion import fingerprint, provenance
 
 SOURCE = '''"""What this is for."""
 from lib.b import f  # why
@@ -21,13 +21,14 @@ def g(x):
 def project(tmp_path, monkeypatch):
     """A project with notebook 01 -> lib.a -> lib.b, and lib.c that nobody imports."""
     contents = {
-        "lib/__init__.py": "", "lib/a.py": SOURCE, "lib/b.py": "def f(x):\n    return x\n", "lib/c.py": "Y = 1\n",
+        "lib/__init__.py": "", "lib/sub/__init__.py": "Z = 1\n", "lib/sub/d.py": "D = 1\n", "lib/a.py": SOURCE, "lib/b.py": "from lib.sub import d\ndef f(x):\n    return x\n", "lib/c.py": "Y = 1\n",
         "notebooks/01_x.ipynb": json.dumps({"cells": [
             {"cell_type": "markdown", "source": ["prose"]},
             {"cell_type": "code", "source": ["from lib import a\n", "a.g(1)"], "outputs": []}]}),
         "notebooks/presets/gpu/01_x.yaml": "epochs: 3\n",
         "data/claims.yaml": "claims:\n  one: {notebook: 01_x, value: 1}\n  two: {notebook: 02_y, value: 2}\n",
-        "data/fashion_mnist/SHA256SUMS": "0  file\n", "requirements.lock": "pip==1\ntorch==2.14.1\ntorch-geometry==1\n",
+        "data/fashion_mnist/SHA256SUMS": "0  file\n", "requirements.lock": "pip==1\ntorch==2.14.1\ntorch-geometry==1\n" + "".join(
+            f"{package}==1\n" for package in fingerprint.DECIDING_PACKAGES if package != "torch"),
     }
     for name, text in contents.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,8 @@ CHANGES = [
     ("lib/b.py", "return x", "return -x", True, True),
     ("lib/a.py", '"# no comment"', '"# no remark"', True, True),
     ("lib/c.py", "1", "2", False, False),
+    ("lib/sub/d.py", "1", "2", True, True),
+    ("lib/sub/__init__.py", "1", "2", True, True),  # importing a module runs the packages it lies in
     ("lib/a.py", "Explain.", "Explain better.\n\n    At length.", False, False),
     ("lib/a.py", "# why", "# because", False, False),
     ("notebooks/01_x.ipynb", "prose", "better prose", False, False),
@@ -52,6 +55,8 @@ CHANGES = [
     ("data/claims.yaml", "value: 2", "value: 9", False, False),
     ("data/fashion_mnist/SHA256SUMS", "0", "1", True, True),
     ("requirements.lock", "torch==2.14.1", "torch==2.14.2", True, True),
+    *(("requirements.lock", f"{package}==1", f"{package}==2", True, True) for package in fingerprint.DECIDING_PACKAGES
+      if package != "torch"),
     ("requirements.lock", "pip==1", "pip==2", False, False),
     ("requirements.lock", "torch-geometry==1", "torch-geometry==2", False, False),
 ]
@@ -67,8 +72,29 @@ def test_what_makes_a_notebook_stale(project, name, before, after, quick, gpu):
     assert (new["quick"] != old["quick"], new["gpu"] != old["gpu"]) == (quick, gpu)
 
 
+def test_the_overview_is_stale_where_any_notebook_or_claim_is(project):
+    (project / "notebooks/00_overview.ipynb").write_text(json.dumps({"cells": []}))
+    seen = {fingerprint.inputs_fingerprint("00_overview", "quick")}
+    for name, before, after in (("lib/b.py", "return x", "return -x"), ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)"),
+                                ("data/claims.yaml", "value: 2", "value: 9")):
+        (project / name).write_text((project / name).read_text().replace(before, after))
+        seen.add(fingerprint.inputs_fingerprint("00_overview", "quick"))
+    assert len(seen) == 4
+
+
 def test_the_loop_reaches_the_layers_below_it():
     """The fingerprint of the loop covers the layers below it, and none of the companion above it."""
     reached = fingerprint.reached_modules("lib.training.loop")
     assert {"lib.training.data", "lib.models.zoo", "lib.models.residual", "lib.theory.conditioning"} <= set(reached)
     assert not [name for name in reached if name.startswith("lib.companion")]
+
+
+def test_what_decides_numbers_decides_staleness():
+    assert set(provenance.NUMERICAL_PACKAGES) < set(fingerprint.DECIDING_PACKAGES)
+    pinned = [line.split("==")[0] for line in fingerprint.pinned_versions()]
+    assert sorted(set(pinned)) == sorted(fingerprint.DECIDING_PACKAGES)
+
+
+def test_a_digest_is_long_enough_never_to_meet_another():
+    assert len(fingerprint.digest({"a": 1})) == 16 and int(fingerprint.digest({"a": 1}), 16)
+    assert len({fingerprint.digest(number) for number in range(20_000)}) == 20_000

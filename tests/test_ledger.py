@@ -276,9 +276,22 @@ def test_what_was_recorded_is_read_back(tmp_path):
     assert row(tmp_path, "cut.dino.pca")["verdict"] == "vague"
     text = ledger.markdown(folder=tmp_path, notebook=SKIP)
     assert "depth 12 \\| 3e-4" in text and "Not run yet: 14 of 17 claims." in text and "Cutting" not in text
+    assert f'{ledger.claims()["asa.skip.drop_no_sab"].statement} `asa.skip.drop_no_sab`' in text
     counts = ledger.summary(tmp_path)
     assert sum(counts.values()) == len(ledger.claims())
     assert (counts["direction only"], counts["false as stated"], counts["reproduced"]) == (1, 1, 0)
+
+
+def test_the_folded_ledger_counts_the_verdicts_of_each_paper(tmp_path):
+    record(tmp_path)
+    text = ledger.markdown(folder=tmp_path, folded=True)
+    head, *papers = text.split("<details>")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in head.strip().splitlines()]
+    assert rows[0][0] == "claims of" and len(rows) == 2 + len(ledger.papers())
+    assert all(row[0] in citation for row, citation in zip(rows[2:], ledger.papers().values()))
+    total = sum(int(cell or 0) for row in rows[2:] for cell in row[1:])
+    assert total == len(ledger.claims()) and len(papers) == 3
+    assert all(part.count("</details>") == 1 and "<summary>" in part for part in papers)
 
 
 def test_numpy_numbers_are_taken(tmp_path):

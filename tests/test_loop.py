@@ -159,6 +159,24 @@ def test_the_averaged_weights_are_the_evaluated_ones(tmp_path):
     torch.testing.assert_close(stored["head.weight"], loop.build_model(config).head.weight.data)
 
 
+def test_the_average_moves_once_an_update_whatever_the_micro_batches(tmp_path, monkeypatch):
+    updates = []
+    monkeypatch.setattr(loop.ModelEmaV3, "update", lambda self, model: updates.append(1))
+    train(but(ema=0.9, epochs=2, accumulation=4), tmp_path)
+    assert len(updates) == 2 * 6
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_explosion_is_a_mean_above_twice_a_constant_guess_over_20_steps(tmp_path, accumulation):
+    run = loop._Run(but(accumulation=accumulation), tmp_path)
+    guess = math.log(10)
+    calm, wild = torch.tensor(1.99 * guess), torch.tensor(2.01 * guess)
+    early = [100 * guess * torch.ones(())] * accumulation
+    assert not run._diverged(1, early + [calm] * 20 * accumulation) and run.divergence is None
+    assert not run._diverged(1, [calm] * 30 * accumulation + [wild] * 20 * accumulation)
+    assert run.divergence == {"kind": "explosion", "epoch": 1, "step": 49}
+
+
 def test_bfloat16_learns_the_same_up_to_its_precision(tmp_path):
     exact, rough = train(TINY, tmp_path / "a"), train(but(precision="bfloat16"), tmp_path / "b")
     losses = [[row["train_loss"] for row in result["history"][1:]] for result in (exact, rough)]

@@ -103,9 +103,11 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setenv("COMPANION_" + name.upper().replace("-", "_"), str(tmp_path / name))
 
 
-FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 16, "device": "cpu", "workers": 0, "kappa_images": 4, "images": 2,
-       "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 40, "cases": 20, "draws": 20,
-       "search_steps": 2, "jacobian_tokens": 4}
+FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 4, "device": "cpu", "workers": 0, "kappa_images": 4, "images": 2,
+       "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 10, "test_images": 4, "cases": 20,
+       "draws": 20, "search_steps": 2, "jacobian_tokens": 4, "accumulation": 1, "peer_epochs": 1, "peer_images": 10,
+       "mae_epochs": 1, "mae_finetune_epochs": 1, "mae_batch_size": 4, "mae_images": 10, "timing_batch": 1,
+       "timing_rounds": 1, "worker_images": 24}
 
 
 def two_batches(notebook, values):

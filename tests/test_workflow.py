@@ -93,6 +93,13 @@ def test_a_failing_notebook_is_named_with_its_cell_and_leaves_no_output(project)
     assert not output.exists()
 
 
+@pytest.mark.slow
+def test_a_preset_reaches_the_notebook(project):
+    files.write(fingerprint.preset_path(NAME, "gpu"), "x: 41\n")
+    workflow.execute(NAME, "gpu", project / "out.ipynb")
+    assert nbformat.read(project / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "41\n"
+
+
 def test_an_unknown_preset_is_refused(project):
     with pytest.raises(InputError, match=f"{NAME} has no preset 'gpu'"):
         workflow.execute(NAME, "gpu", project / "out.ipynb")

@@ -17,6 +17,7 @@ import yaml
 
 from lib.files import ROOT
 
+OVERVIEW = "00_overview"  # shows what all the others found
 PRESETS = ("quick", "smoke", "gpu", "paper")
 
 # The pinned packages that decide a number or the look of a figure.
@@ -57,7 +58,10 @@ def notebook_code_cells(notebook: str) -> list[tuple[str, list[str]]]:
 
 
 def inputs_fingerprint(notebook: str, preset: str) -> str:
-    """Fingerprint all that a notebook's results depend on in a preset; where it changes, they are stale."""
+    """Fingerprint all that a notebook's results depend on in a preset; where it changes, they are stale.
+
+    The overview depends on what every other notebook does, and on all claims.
+    """
     code = "\n\n".join(source for source, _ in notebook_code_cells(notebook))
     claims = yaml.safe_load((ROOT / "data" / "claims.yaml").read_text())["claims"]
     preset_file = preset_path(notebook, preset)
@@ -65,7 +69,8 @@ def inputs_fingerprint(notebook: str, preset: str) -> str:
         "notebook": code,
         "code": code_fingerprint(*_imports(code)),
         "preset": yaml.safe_load(preset_file.read_text()) if preset_file.exists() else None,
-        "rules": {name: claim for name, claim in claims.items() if claim["notebook"] == notebook},
+        "rules": {name: claim for name, claim in claims.items() if notebook in (claim["notebook"], OVERVIEW)},
+        "others": [inputs_fingerprint(other, preset) for other in notebooks() if notebook == OVERVIEW != other],
         "data": [path.read_text() for path in sorted((ROOT / "data").glob("*/SHA256SUMS"))],
         "versions": pinned_versions(),
     })

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -220,24 +220,42 @@ def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFra
     return pd.DataFrame(rows)
 
 
-def markdown(notebook: str | None = None, folder: Path | None = None) -> str:
-    """Return the ledger as one Markdown table a paper; claims that were not run are only counted."""
+def markdown(notebook: str | None = None, folder: Path | None = None, *, folded: bool = False) -> str:
+    """Return the ledger as one Markdown table a paper; claims that were not run are only counted.
+
+    `folded` puts each table behind a line to click on, under a table that counts the verdicts.
+    """
     rows = table(notebook, folder)
     columns = ["claim", "paper's value", "measured", "n", "verdict", "preset", "detail"]
-    parts = []
+    parts = [_counts(rows)] if folded else []
     for paper, citation in papers().items():
         mine = rows[rows["claim"].str.startswith(f"{paper}.")]
+        if mine.empty:
+            continue
         shown = mine[(mine["verdict"] != NOT_RUN) | (mine["n"] > 0)]
-        lines = [f"**{citation}**", ""]
-        if len(shown):
-            lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-            lines += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for _, row in shown.iterrows()]
-            lines.append("")
-        if len(mine) > len(shown):
-            lines += [f"Not run yet: {len(mine) - len(shown)} of {len(mine)} claims.", ""]
-        if len(mine):
-            parts.append("\n".join(lines))
+        waiting = f"Not run yet: {len(mine) - len(shown)} of {len(mine)} claims.\n" if len(mine) > len(shown) else ""
+        named = shown.assign(claim=shown["statement"] + " `" + shown["claim"] + "`")
+        content = (_grid(columns, named[columns].itertuples(index=False)) if len(shown) else "") + waiting
+        if folded:
+            count = f"{len(shown)} of {len(mine)} claims"
+            parts.append(f"<details>\n<summary>{citation} ({count})</summary>\n\n{content}\n</details>\n")
+        else:
+            parts.append(f"**{citation}**\n\n{content}")
     return "\n".join(parts)
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    """Return a Markdown table: how many claims of each paper have which verdict."""
+    paper = rows["claim"].str.partition(".")[0].map({name: text.split(". ")[-3] for name, text in papers().items()})
+    counts = rows.groupby([paper, "verdict"], sort=False).size().unstack(fill_value=0)
+    verdicts_seen = [verdict for verdict in VERDICTS if verdict in counts]
+    return _grid(["claims of", *verdicts_seen], counts[verdicts_seen].itertuples())
+
+
+def _grid(columns: Sequence[str], rows: Iterable[tuple]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
 
 
 def summary(folder: Path | None = None) -> dict[str, int]:

@@ -136,7 +136,7 @@ def benchmark(name: str) -> str:
 def _current_readme() -> str:
     """Return README.md with the ledger and the loop's benchmark as they are stored."""
     text = README.read_text()
-    for start, end, content in ((LEDGER_START, LEDGER_END, ledger.markdown()),
+    for start, end, content in ((LEDGER_START, LEDGER_END, ledger.markdown(folded=True)),
                                 (LOOP_START, LOOP_END, (BENCHMARKS / "results" / "loop.md").read_text())):
         before, _, rest = text.partition(start)
         text = before + start + content + end + rest.partition(end)[2]

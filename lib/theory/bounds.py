@@ -224,7 +224,7 @@ def low_pass_rate(attn: Tensor, z: Tensor, steps: int, form: str = "repaired") -
         rate, factor = eigvals(hc(attn)).abs().max(), 1.0  # HC A has the eigenvalues of A, with 0 in place of 1
     else:
         rate, factor = _dobrushin(attn), _spread(len(attn))
-    rounding = 64 * len(attn) * EPS * float(matrix_norm(z))
+    rounding = 64 * len(attn) * EPS * float(matrix_norm(z.detach()))
     return _check("theorem 1, rate", matrix_norm(high), factor * rate**steps * matrix_norm(hc(z)), {}, rounding)
 
 
