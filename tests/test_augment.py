@@ -5,7 +5,7 @@ import pytest
 import torch
 from standin import picture
 
-from lib.transforms.augment import RECIPE, crop_flip, imagenet_transform, normalise
+from lib.transforms.augment import RECIPE, crop_flip, draw_crop_flip, imagenet_transform, normalise
 
 
 def batch(count=16, channels=3, height=9, width=7):
@@ -16,13 +16,11 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def crop_flip_one_by_one(images, padding, generator):
-    """Draw as `crop_flip` does, then pad, cut and mirror each image by itself in numpy."""
-    top, left = torch.randint(2 * padding + 1, (2, len(images), 1), generator=generator).squeeze(-1).tolist()
-    mirrored = torch.randint(2, (len(images), 1), generator=generator).squeeze(-1).tolist()
+def crop_flip_one_by_one(images, draws, padding):
+    """Pad, cut and mirror each image by itself in numpy."""
     height, width = images.shape[-2:]
     result = []
-    for image, y, x, mirror in zip(images.numpy(), top, left, mirrored):
+    for image, (y, x, mirror) in zip(images.numpy(), draws.tolist()):
         padded = np.pad(image, [(0, 0), (padding, padding), (padding, padding)])
         cut = padded[:, y : y + height, x : x + width]
         result.append(cut[:, :, ::-1] if mirror else cut)
@@ -32,33 +30,32 @@ def crop_flip_one_by_one(images, padding, generator):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("padding", [0, 1, 4])
 def test_crop_flip_equals_a_loop_over_images(channels, padding):
-    images = batch(channels=channels)
-    result = crop_flip(images, padding=padding, generator=generator())
+    images, draws = batch(channels=channels), draw_crop_flip(16, padding=padding, generator=generator())
+    result = crop_flip(images, draws, padding=padding)
     assert result.dtype == torch.uint8 and result.is_contiguous()
-    assert torch.equal(result, crop_flip_one_by_one(images, padding, generator()))
+    assert torch.equal(result, crop_flip_one_by_one(images, draws, padding))
 
 
-def test_crop_flip_reaches_every_shift_and_both_orientations():
-    image = torch.arange(1, 26, dtype=torch.uint8).view(1, 1, 5, 5)
-    results = crop_flip(image.expand(2000, -1, -1, -1), padding=2, generator=generator())
-    assert len(results.unique(dim=0)) == 5 * 5 * 2
-    unshifted = crop_flip(image.expand(2000, -1, -1, -1), padding=0, generator=generator())
-    assert 0.45 < (unshifted[:, 0, 0, 0] == 5).float().mean() < 0.55
+def test_the_draws_reach_every_shift_and_both_orientations_alike():
+    draws = draw_crop_flip(20_000, padding=2, generator=generator())
+    assert draws.shape == (20_000, 3)
+    for column, choices in ((0, 5), (1, 5), (2, 2)):
+        shares = torch.bincount(draws[:, column], minlength=choices) / 20_000
+        assert len(shares) == choices and (shares - 1 / choices).abs().max() < 0.02
+    assert len(draws.unique(dim=0)) == 5 * 5 * 2
 
 
-def test_crop_flip_depends_on_the_generator_alone():
-    images = batch()
-    first = crop_flip(images, padding=2, generator=generator(1))
+def test_the_draws_depend_on_the_generator_alone():
+    first = draw_crop_flip(16, padding=2, generator=generator(1))
     torch.manual_seed(5)
-    assert torch.equal(first, crop_flip(images, padding=2, generator=generator(1)))
-    assert not torch.equal(first, crop_flip(images, padding=2, generator=generator(2)))
+    assert torch.equal(first, draw_crop_flip(16, padding=2, generator=generator(1)))
+    assert not torch.equal(first, draw_crop_flip(16, padding=2, generator=generator(2)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_crop_flip_is_the_same_on_a_gpu():
-    images = batch()
-    on_gpu = crop_flip(images.cuda(), padding=2, generator=generator())
-    assert torch.equal(on_gpu.cpu(), crop_flip(images, padding=2, generator=generator()))
+    images, draws = batch(), draw_crop_flip(16, padding=2, generator=generator())
+    assert torch.equal(crop_flip(images.cuda(), draws, padding=2).cpu(), crop_flip(images, draws, padding=2))
 
 
 def test_normalise():

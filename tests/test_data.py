@@ -186,11 +186,12 @@ def test_last_batch(drop_last):
 
 def test_shards_make_up_the_global_batches():
     split = small(validation=0).train
-    settings = {"train": True, "seed": 1, "epoch": 2, "drop_last": True}
-    whole = [labels for _, labels in split.batches(16, **settings)]
-    parts = [[labels for _, labels in split.batches(16, **settings, shard=(rank, 2))] for rank in (0, 1)]
+    settings = {"train": True, "seed": 1, "epoch": 2, "drop_last": True, "augment": "crop_flip"}
+    whole = split.batches(16, **settings)
+    parts = [split.batches(16, **settings, shard=(rank, 2)) for rank in (0, 1)]
     for batch, *halves in zip(whole, *parts, strict=True):
-        assert torch.equal(torch.stack(halves, 1).flatten(), batch)
+        for kind in (0, 1):  # images, augmented alike; labels
+            assert torch.equal(torch.stack([half[kind] for half in halves], 1).flatten(0, 1), batch[kind])
     evaluated = [len(images_of(split, shard=(rank, 3))[1]) for rank in range(3)]
     assert sum(evaluated) == len(split)
     with pytest.raises(InputError, match="3 processes"):

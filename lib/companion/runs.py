@@ -4,6 +4,11 @@
 model.safetensors; while a run is unfinished also checkpoint.safetensors. The hash covers the configuration, the data,
 the code the run executes and the versions of the numerical packages. result.json is written last and carries the
 digests of the others, so a folder with a matching result.json is whole.
+
+A run is computed in one process, unless the environment variable COMPANION_LAUNCH holds a launcher that starts several,
+on this machine (`torchrun --nproc-per-node 4`) or on more (`srun --nodes 2 torchrun --nnodes 2 --nproc-per-node 4
+--rdzv-backend c10d --rdzv-endpoint HOST:29500`). How many compute a run changes the order of its sums and nothing else,
+so the hash does not cover it; the provenance names the launcher.
 """
 
 import concurrent.futures
@@ -13,8 +18,10 @@ import json
 import multiprocessing
 import os
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,7 +36,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 
 from lib import files
-from lib.companion import fingerprint, provenance
+from lib.companion import fingerprint, member, provenance
 from lib.errors import InputError
 from lib.training import checkpoint, loop
 
@@ -188,7 +195,7 @@ class _Job:
         files.write(self.folder / "config.json", _json(asdict(self.config)))
         git, start = provenance.git_state(), time.perf_counter()
         try:
-            result = self.function(self.config, self.folder, self._write_metrics)
+            result = self._launch() if _launcher() else self.function(self.config, self.folder, self._write_metrics)
         except checkpoint.CorruptFile as error:
             self.set_aside(error, report)
             return self._compute(report)
@@ -200,7 +207,7 @@ class _Job:
         device = getattr(self.config, "device", "cpu")
         files.write(self.folder / "provenance.json", _json({
             "git": git, "lock": provenance.lock_hash(), "data": self.data_digest, "versions": provenance.versions(),
-            "machine": provenance.machine(device), "seed": self.config.seed,
+            "machine": provenance.machine(device), "launcher": _launcher(), "seed": self.config.seed,
             "seconds": time.perf_counter() - start, "seconds_per_epoch": result.pop("seconds"),
             "process_peak_memory_bytes": _peak_memory(device)}))
         names = ("config.json", "metrics.jsonl", "provenance.json", "model.safetensors")
@@ -209,8 +216,33 @@ class _Job:
         files.write(self.folder / "result.json", _json(content | {"digest": fingerprint.digest(content)}))
         (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
+    def _launch(self) -> dict:
+        """Have the launcher's processes compute the run; return its result."""
+        function = f"{self.function.__module__}:{self.function.__name__}"
+        command = [*_launcher(), "-m", "lib.companion.member", function, str(self.folder)]
+        try:
+            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, text=True)
+        except OSError as error:
+            raise InputError(f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}") from error
+        outcome = self.folder / "outcome.json"
+        if done.returncode or not outcome.exists():
+            # Launchers report a failed process with a status and lines of their own.
+            said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+            if any("is not a whole checkpoint" in line or "does not match its own digest" in line
+                   or "belongs to another configuration" in line for line in said):
+                raise checkpoint.CorruptFile(said[0])
+            raise InputError(f"{shlex.join(command)} failed: {said[0]}")
+        result = json.loads(outcome.read_text())
+        outcome.unlink()
+        return result
+
     def _write_metrics(self, rows: list[dict]) -> None:
-        files.write(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        files.write(self.folder / "metrics.jsonl", member.lines(rows))
+
+
+def _launcher() -> list[str]:
+    """Return the command before `-m` that starts a run's processes; [] for one process, this one."""
+    return shlex.split(os.environ.get("COMPANION_LAUNCH", ""))
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lib.errors import InputError, unknown
 from lib.files import ROOT
-from lib.transforms.augment import crop_flip, imagenet_transform, normalise
+from lib.transforms.augment import crop_flip, draw_crop_flip, imagenet_transform, normalise
 
 if TYPE_CHECKING:
     import datasets  # it takes half a second to import, so it is imported where it is used
@@ -160,10 +160,12 @@ class Split:
 
     def _serve(self, places, device, augment, key, shard):
         mean, std = torch.tensor([self.mean, self.std], device=device)
-        generator = _generator(*key, 1, *shard)
-        for images, labels in self._fetch(places, device, augment, key, shard):
+        padding = max(1, self.img_size // 8)
+        # Drawn for every image of the epoch, so that it does not matter how many processes share the batches.
+        draws = draw_crop_flip(self.num_images, padding=padding, generator=_generator(*key, 1))
+        for batch, (images, labels) in zip(places, self._fetch(places, device, augment, key, shard)):
             if augment == "crop_flip":
-                images = crop_flip(images, padding=max(1, self.img_size // 8), generator=generator)
+                images = crop_flip(images, draws[batch], padding=padding)
             yield images if images.is_floating_point() else normalise(images, mean, std), labels
 
 

@@ -190,6 +190,8 @@ def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None
         seconds           of each epoch
 
     The best epoch's weights end up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    In several processes (`accelerate launch`) each trains on its share of every batch and returns the same result; the
+    first one alone writes and reports.
     """
     run = _Run(config, folder)
     for epoch in range(run.epoch + 1, config.epochs + 1):
@@ -197,7 +199,7 @@ def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None
             break
         run.train_epoch(epoch)
         run.save()
-        if report:
+        if report and run.accelerator.is_main_process:
             report(run.history)
     return run.finish()
 
@@ -275,7 +277,7 @@ class _Run:
                 break
         self._diverged(epoch, losses)
         self.epoch = epoch
-        row = {"epoch": epoch, "train_loss": finite(torch.stack(losses).mean()),
+        row = {"epoch": epoch, "train_loss": finite(self.accelerator.reduce(torch.stack(losses), "mean").mean()),
                "learning_rate": self.optimizer.param_groups[0]["lr"],
                "gradient_norm": finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
         row |= self._evaluate_epoch()
@@ -298,15 +300,17 @@ class _Run:
     def finish(self) -> dict:
         """Score the last and the best epoch on the test split; keep the best epoch's weights."""
         stopped = self.divergence is not None and self.divergence["kind"] == "non-finite"
-        final = {} if stopped else self._evaluate(self.data.test)
+        best = final = {} if stopped else self._evaluate(self.data.test)
+        grayed = None
         if final and isinstance(self.graying, TokenGraying):
-            final["top1_grayed"] = self._evaluate(self.data.test, self.graying)["top1"]
-        self._evaluated_model().load_state_dict(self.best["weights"])
-        best = self._evaluate(self.data.test)
+            grayed = self._evaluate(self.data.test, self.graying)["top1"]
+        if stopped or self.best["epoch"] != self.epoch:
+            self._evaluated_model().load_state_dict(self.best["weights"])
+            best = self._evaluate(self.data.test)
         if self.accelerator.is_main_process:
             checkpoint.write(self.folder / "model.safetensors", self.best["weights"])
         scores = {f"test_{name}": value for name, value in best.items()}
-        scores |= {f"final_test_{name}": final.get(name) for name in (*best, "top1_grayed")}
+        scores |= {f"final_test_{name}": final.get(name) for name in best} | {"final_test_top1_grayed": grayed}
         return scores | {"history": self.history, "best_epoch": self.best["epoch"], "seconds": self.seconds,
                          "validation_top1": self.best["top1"],
                          "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
@@ -370,8 +374,8 @@ class _Run:
                 for name, block in zoo.blocks(self.net)}
 
     def _diverged(self, epoch: int, losses: list[torch.Tensor]) -> bool:
-        """Record a non-finite or exploded loss; return whether training must stop."""
-        window = torch.stack(losses[-EXPLOSION_WINDOW * self.config.accumulation:])
+        """Record a non-finite or exploded loss, the same in all processes; return whether training must stop."""
+        window = self.accelerator.reduce(torch.stack(losses[-EXPLOSION_WINDOW * self.config.accumulation:]), "mean")
         first_step = (epoch - 1) * self.steps
         broken = (~window.isfinite()).nonzero()
         if len(broken):

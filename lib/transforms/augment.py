@@ -18,22 +18,24 @@ RECIPE = {
 }
 
 
-def crop_flip(images: Tensor, *, padding: int, generator: torch.Generator) -> Tensor:
-    """Shift each image by up to `padding` pixels over a zero border, and mirror it with probability 1/2.
+def draw_crop_flip(count: int, *, padding: int, generator: torch.Generator) -> Tensor:
+    """Draw for `count` images how far down and to the right to cut, 0 to 2·`padding`, and whether to mirror: (count, 3).
 
-    Args:
-        images: uint8 (B, C, H, W), on any device.
-        padding: Width of the zero border in pixels.
-        generator: A CPU generator, so that a CPU and a GPU draw the same crops.
+    A CPU generator, so that a CPU and a GPU draw the same.
+    """
+    shifts = torch.randint(2 * padding + 1, (count, 2), generator=generator)
+    return torch.cat([shifts, torch.randint(2, (count, 1), generator=generator)], dim=1)
 
-    Returns:
-        Tensor of the same shape, type and device.
+
+def crop_flip(images: Tensor, draws: Tensor, *, padding: int) -> Tensor:
+    """Shift each image by up to `padding` pixels over a zero border and mirror it, as drawn by `draw_crop_flip`.
+
+    `images` is uint8 (B, C, H, W) on any device, `draws` (B, 3); shape, type and device are kept.
     """
     height, width = images.shape[-2:]
-    top, left = torch.randint(2 * padding + 1, (2, len(images), 1), generator=generator).to(images.device)
-    mirrored = torch.randint(2, (len(images), 1), generator=generator).to(images.device) == 1
+    top, left, mirrored = draws.to(images.device).T[:, :, None]
     columns = torch.arange(width, device=images.device)
-    columns = left + torch.where(mirrored, width - 1 - columns, columns)
+    columns = left + torch.where(mirrored == 1, width - 1 - columns, columns)
     rows = top + torch.arange(height, device=images.device)
 
     padded = torch.nn.functional.pad(images, [padding] * 4)

@@ -1,0 +1,42 @@
+"""One process of a run that several compute together: what a launcher starts, on one machine or on many.
+
+    torchrun --nproc-per-node 4 -m lib.companion.member lib.training.loop:train data/runs/train/HASH
+
+The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `lib.companion.runs`. Every
+process reads the run's config.json and computes; the first one writes metrics.jsonl and, at the end, outcome.json.
+"""
+
+import importlib
+import json
+import os
+import sys
+import typing
+from pathlib import Path
+
+from lib import files
+from lib.errors import InputError
+
+
+def main(function: str, folder: str) -> int:
+    """Compute the run whose folder is given; return the exit status."""
+    module, _, name = function.partition(":")
+    target = getattr(importlib.import_module(module), name)
+    path = Path(folder)
+    config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text()))
+    try:
+        result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if os.environ.get("RANK", "0") == "0":
+        files.write(path / "outcome.json", json.dumps(result))
+    return 0
+
+
+def lines(rows: list[dict]) -> str:
+    """Return rows as JSON lines."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Training in several processes: the same curves as in one, up to the order in which gradients are summed."""
+
+import dataclasses
+import json
+import shlex
+import sys
+
+import pytest
+import torch
+from test_loop import TINY
+
+from lib.companion import runs
+from lib.errors import InputError
+from lib.training import checkpoint, loop
+
+TWO = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
+pytestmark = pytest.mark.slow
+
+
+def but(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def compute(monkeypatch, folder, launcher, configs):
+    monkeypatch.setenv("COMPANION_RUNS", str(folder))
+    monkeypatch.setenv("COMPANION_LAUNCH", launcher)
+    return runs.load_or_run(loop.train, configs, workers=0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulation": 2, "augment": "crop_flip", "label_smoothing": 0.1},
+                                     {"optimizer": "soap", "epochs": 2}, {"ema": 0.9, "graying": "svd", "epsilon": 0.7,
+                                                                          "graying_patch_size": 7}])
+def test_two_processes_train_as_one_does(tmp_path, monkeypatch, changes):
+    config = but(test_images=99, **changes)  # an odd number: the processes' shares of the evaluation differ
+    exact = 1e-3 if config.optimizer == "soap" else 1e-5  # where gradients vanish, rounding decides its eigenbasis
+    one, = compute(monkeypatch, tmp_path / "one", "", [config])
+    two, = compute(monkeypatch, tmp_path / "two", TWO, [config])
+    assert one.hash == two.hash
+    for row, other in zip(one.history[1:], two.history[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=exact)
+        assert row["validation_loss"] == pytest.approx(other["validation_loss"], rel=exact)
+        assert row["validation_top1"] == other["validation_top1"] and row["learning_rate"] == other["learning_rate"]
+    assert one.result["test_loss"] == pytest.approx(two.result["test_loss"], rel=exact)
+    assert one.result["test_top1"] == two.result["test_top1"]
+    weights = [checkpoint.read(run.folder / "model.safetensors") for run in (one, two)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2 * exact)
+    provenance = [json.loads((run.folder / "provenance.json").read_text())["launcher"] for run in (one, two)]
+    assert provenance == [[], shlex.split(TWO)]
+    assert sorted(path.name for path in two.folder.iterdir()) == [
+        "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
+
+
+def test_a_run_that_breaks_breaks_in_all_processes(tmp_path, monkeypatch):
+    config = but(learning_rate=300.0, epochs=2, weight_decay=0.0)
+    run, = compute(monkeypatch, tmp_path, TWO, [config])
+    assert run.result["divergence"] == {"kind": "explosion", "epoch": 1, "step": 5}
+
+
+def test_an_interrupted_run_may_go_on_in_more_processes(tmp_path, monkeypatch):
+    whole, = compute(monkeypatch, tmp_path / "whole", "", [TINY])
+    save = loop._Run.save
+
+    def save_and_stop(self):
+        save(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            compute(patch, tmp_path / "parts", "", [TINY])
+    parts, = compute(monkeypatch, tmp_path / "parts", TWO, [TINY])
+    assert [row["train_loss"] for row in parts.history[1:]] == pytest.approx(
+        [row["train_loss"] for row in whole.history[1:]], rel=1e-5)
+    assert parts.history[1] == whole.history[1]
+
+
+@pytest.mark.parametrize("launcher, changes, message", [
+    ("no-such-launcher --processes 2", {}, "COMPANION_LAUNCH is 'no-such-launcher --processes 2', which cannot be started"),
+    (TWO, {"batch_size": 31, "accumulation": 1}, "training on 2 processes needs drop_last and a batch_size that 2 divides"),
+])
+def test_what_cannot_be_launched_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, launcher, changes, message):
+    with pytest.raises(InputError) as error:
+        compute(monkeypatch, tmp_path / "runs", launcher, [but(**changes)])
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not list((tmp_path / "runs" / "train").iterdir())
+
+
+def test_a_damaged_checkpoint_is_set_aside_by_all_processes(tmp_path, monkeypatch):
+    folder = tmp_path / "train" / runs._place(loop.train, TINY)[0]
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.safetensors").write_bytes(b"no checkpoint")
+    run, = compute(monkeypatch, tmp_path, TWO, [TINY])
+    assert run.result["test_top1"] > 0 and (folder.parent / f"{folder.name}.damaged-1").exists()
