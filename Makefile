@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # No lock on the folder: outputs are written whole and runs have locks of their own, and a stale one would block reruns.
-SNAKEMAKE := $(BIN)/snakemake --cores all --nolock --rerun-incomplete --rerun-triggers params input mtime --quiet rules progress
+SNAKEMAKE := $(BIN)/snakemake --cores all --nolock --keep-going --rerun-incomplete --rerun-triggers params input mtime --quiet rules progress
+PRESET ?= gpu
 export PYTHONWARNINGS := ignore
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -22,12 +23,28 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --no-deps --editable .
 	@touch $(READY)
 
+define EXECUTE
+$(SNAKEMAKE) --config preset=$(1) || { $(BIN)/python -m lib.companion.workflow failures $(1); exit 1; }
+endef
+
 reproduce: $(READY)  ## run every notebook (quick preset), write figures and ledger, show the ledger
-	$(SNAKEMAKE) --config preset=quick
+	@$(call EXECUTE,quick)
 	@$(BIN)/python -m lib.companion.workflow publish
 
 smoke: $(READY)  ## run every line of every notebook in minutes; says nothing about science
-	$(SNAKEMAKE) --config preset=smoke
+	@$(call EXECUTE,smoke)
+
+batch: $(READY)  ## run every notebook in PRESET (gpu, paper) on this machine: make batch PRESET=gpu
+	@$(call EXECUTE,$(PRESET))
+
+cluster: $(READY)  ## the same through SLURM, from a login node
+	$(BIN)/snakemake --profile workflow/profiles/slurm --config preset=$(PRESET) || { $(BIN)/python -m lib.companion.workflow failures $(PRESET); exit 1; }
+
+plan: $(READY)  ## what make batch would do in PRESET: jobs, time, GPU hours, disk
+	@$(BIN)/python -m lib.companion.workflow plan $(PRESET)
+
+report: $(READY)  ## write build/report.html on what ran in PRESET, when and how long
+	$(BIN)/snakemake --cores all --nolock --config preset=$(PRESET) --report build/report.html
 
 test: $(READY)  ## all tests: unit, property, and every notebook in the smoke preset
 	$(BIN)/python -m pytest
@@ -44,4 +61,4 @@ benchmark: $(READY)  ## measure speeds again; wants a quiet machine
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke test test-fast check benchmark lab
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark lab

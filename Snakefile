@@ -1,34 +1,66 @@
 # One rule: execute a notebook in a preset. `make reproduce` and `make smoke` run it on the local cores.
 #
-#   snakemake --cores all                          the quick preset
-#   snakemake --cores all --config preset=gpu      another preset: smoke, quick, gpu or paper
+#   snakemake --cores all                                                    the quick preset
+#   snakemake --cores all --config preset=gpu                                another one: smoke, quick, gpu or paper
+#   snakemake --profile workflow/profiles/slurm --config preset=gpu          on a cluster
 #
 # A job is redone when anything its results depend on has changed: the fingerprint covers the notebook's code,
 # its preset, the library modules it imports, the rules of its claims, the data and the pinned versions.
 import sys
 
 sys.path.insert(0, workflow.basedir)
-from lib.companion import fingerprint
+from lib.companion import fingerprint, jobs
 
 PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
-NOTEBOOKS = fingerprint.notebooks()
+EXECUTE = "{sys.executable} -m lib.companion.workflow execute {wildcards.notebook} {wildcards.preset} {output} --gpus {resources.gpu} 2>&1 | tee {log}"
+
+
+wildcard_constraints:
+    notebook=r"\d\d_\w+",
+    share=r"\d+",
 
 
 rule all:
-    input: expand("build/{preset}/{notebook}.ipynb", preset=PRESET, notebook=NOTEBOOKS)
+    input: expand("build/{preset}/{notebook}.ipynb", preset=PRESET, notebook=fingerprint.notebooks())
 
 
-def ledger_sources(wildcards):
-    """The overview shows what every other notebook recorded, so it runs after them."""
-    others = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW] if wildcards.notebook == fingerprint.OVERVIEW else []
-    return expand("build/{preset}/{notebook}.ipynb", preset=wildcards.preset, notebook=others)
+def need(name, scale=1):
+    return lambda wildcards: round(scale * getattr(jobs.need(wildcards.preset, wildcards.notebook), name))
+
+
+def inputs(wildcards):
+    return fingerprint.inputs_fingerprint(wildcards.notebook, wildcards.preset)
+
+
+def others(wildcards):
+    """The overview shows what every other notebook recorded: it runs after them, and again where one of them did."""
+    names = fingerprint.notebooks() if wildcards.notebook == fingerprint.OVERVIEW else []
+    return expand("build/{preset}/{notebook}.ipynb", preset=wildcards.preset, notebook=set(names) - {wildcards.notebook})
+
+
+def earlier(wildcards):
+    """A notebook uses runs that others compute: it runs after them, but not again because they did."""
+    names = jobs.earlier(wildcards.notebook, wildcards.preset)
+    return ancient([f"build/{wildcards.preset}/{name}" for name in names])
 
 
 rule notebook:
-    input: ledger_sources
+    input: others, earlier
     output: "build/{preset}/{notebook}.ipynb"
-    params: inputs=lambda wildcards: fingerprint.inputs_fingerprint(wildcards.notebook, wildcards.preset)
-    threads: workflow.cores  # a notebook trains its runs side by side on all cores
-    shell: "{sys.executable} -m lib.companion.workflow execute {wildcards.notebook} {wildcards.preset} {output}"
+    log: "build/{preset}/logs/{notebook}.log"
+    params: inputs=inputs
+    threads: workflow.cores or need("cores")  # on one machine a notebook trains its runs side by side on all cores
+    resources: mem_mb=need("memory", 1000), disk_mb=need("disk", 1000), runtime=need("minutes"), gpu=need("gpus")
+    shell: EXECUTE
+
+
+rule share:
+    # The same notebook once more, beside others: each computes what no other is computing, and all wait for the last.
+    output: "build/{preset}/shares/{notebook}.{share}.ipynb"
+    log: "build/{preset}/logs/{notebook}.{share}.log"
+    params: inputs=inputs
+    threads: workflow.cores or need("cores")
+    resources: mem_mb=need("memory", 1000), disk_mb=need("disk", 1000), runtime=need("minutes"), gpu=need("gpus")
+    shell: EXECUTE

@@ -32,7 +32,7 @@ def project(tmp_path, monkeypatch):
         files.write(tmp_path / name, text)
     cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
              v4.new_code_cell("print(x)")]
-    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
     files.write(fingerprint.notebook_path(NAME), nbformat.writes(notebook))
     executed = nbformat.from_dict(json.loads(nbformat.writes(notebook)))
     executed.metadata["companion"] = {"inputs": fingerprint.inputs_fingerprint(NAME, "quick")}

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import pandas
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from lib import files
@@ -167,8 +167,11 @@ class _Job:
             os.replace(self.folder, aside)
         report(f"run {self.hash} is damaged ({error}); set aside as {aside.name}, computed again")
 
-    def execute(self) -> list[str]:
-        """Compute the run unless another process has meanwhile; return what there is to say about it."""
+    def execute(self, wait: bool = True) -> list[str] | None:
+        """Compute the run unless another process has meanwhile; return what there is to say about it.
+
+        While another process computes it: wait for that one, or return None.
+        """
         if _code(self.function.__module__) != self.code:
             raise InputError("the library's code changed since this notebook started: restart the kernel and run again")
         if loop.dataset(self.config).digest != self.data_digest:
@@ -176,7 +179,10 @@ class _Job:
         notes: list[str] = []
         lock = FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock")
         with files.storage_errors(Path(lock.lock_file)):
-            lock.acquire()
+            try:
+                lock.acquire(blocking=wait)
+            except Timeout:
+                return None
         try:
             if (self.folder / "result.json").exists():
                 try:
@@ -268,15 +274,15 @@ def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: C
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker, for the same bits
         try:
-            for job in jobs:
-                for note in job.execute():
+            for job, wait in [(job, False) for job in jobs] + [(job, True) for job in jobs]:
+                for note in job.execute(wait) or ():
                     report(note)
         finally:
             torch.set_num_threads(threads)
         return
     try:
-        waiting = {_pool(workers).submit(job.execute): index for index, job in enumerate(jobs)}
-        _follow(waiting, jobs, names, report)
+        waiting = {_pool(workers).submit(job.execute, False): index for index, job in enumerate(jobs)}
+        _follow(waiting, jobs, names, report, _pool(workers))
     except BaseException as error:
         _pool(workers).shutdown(wait=False, cancel_futures=True)
         _pool.cache_clear()
@@ -294,15 +300,22 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
 
 
-def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: Callable[[str], None]) -> None:
-    """Report jobs as they finish, and in long silences the epoch that running ones have reached."""
+def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: Callable[[str], None],
+            pool: concurrent.futures.Executor) -> None:
+    """Report jobs as they finish, and in long silences the epoch that running ones have reached.
+
+    A run that another process is computing is left to it, and looked at again after all others.
+    """
     total, spoken, epochs_said = len(waiting), time.monotonic(), {}
     with tqdm(total=total, disable="JPY_SESSION_NAME" not in os.environ) as bar:
         while waiting:
             done, _ = concurrent.futures.wait(waiting, timeout=1, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
-                index = waiting.pop(future)
-                for note in future.result():
+                index, notes = waiting.pop(future), future.result()
+                if notes is None:
+                    waiting[pool.submit(jobs[index].execute)] = index
+                    continue
+                for note in notes:
                     report(note)
                 bar.update()
                 report(f"[{total - len(waiting)}/{total}] {names[index]}: {_outcome(jobs[index].load())}")

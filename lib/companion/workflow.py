@@ -4,6 +4,8 @@
     python -m lib.companion.workflow publish
     python -m lib.companion.workflow check
     python -m lib.companion.workflow benchmark NAME
+    python -m lib.companion.workflow plan PRESET
+    python -m lib.companion.workflow failures PRESET
 """
 
 import argparse
@@ -13,12 +15,13 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
 
 from lib import files
-from lib.companion import fingerprint, ledger
+from lib.companion import fingerprint, jobs, ledger
 from lib.companion.fingerprint import notebook_path, preset_path
 from lib.errors import InputError
 
@@ -44,7 +47,7 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     logging.getLogger("papermill").setLevel(logging.INFO)
     os.environ.pop(params.PRESET_VARIABLE, None)  # it is for nbval, which cannot inject parameters
     os.environ[params.WORKFLOW_VARIABLE] = "1"
-    inputs = fingerprint.inputs_fingerprint(notebook, preset)
+    inputs, started = fingerprint.inputs_fingerprint(notebook, preset), time.monotonic()
     files.make_folder(output.parent)
     unfinished = output.with_suffix(".failed.ipynb")
     try:
@@ -55,7 +58,7 @@ def execute(notebook: str, preset: str, output: Path) -> None:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
                          f"(the notebook so far: {unfinished})") from None
     executed = nbformat.read(unfinished, as_version=4)
-    executed.metadata["companion"] = {"inputs": inputs}
+    executed.metadata["companion"] = jobs.finished(started, inputs)
     files.write(output, nbformat.writes(executed))
     unfinished.unlink()
 
@@ -157,17 +160,27 @@ def main() -> int:
     executing.add_argument("notebook")
     executing.add_argument("preset")
     executing.add_argument("output", type=Path)
+    executing.add_argument("--gpus", type=int, default=0, help="how many GPUs compute a run together")
     commands.add_parser("publish")
     commands.add_parser("check")
     commands.add_parser("benchmark").add_argument("name")
+    for name in ("plan", "failures"):
+        commands.add_parser(name).add_argument("preset", choices=fingerprint.PRESETS)
     arguments = parser.parse_args()
     try:
         if arguments.command == "execute":
+            if arguments.gpus > 1:
+                launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {arguments.gpus}"
+                os.environ.setdefault("COMPANION_LAUNCH", launcher)
             execute(arguments.notebook, arguments.preset, arguments.output.resolve())
         elif arguments.command == "publish":
             print(publish())
         elif arguments.command == "benchmark":
             print(benchmark(arguments.name))
+        elif arguments.command == "plan":
+            print(jobs.plan(arguments.preset))
+        elif arguments.command == "failures":
+            print("\n".join(jobs.failures(arguments.preset)))
         else:
             problems = [f"{problem}; run: make reproduce" for problem in check()]
             print("\n".join(problems) or "every notebook, figure and ledger entry is there and current")

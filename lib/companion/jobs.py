@@ -1,0 +1,122 @@
+"""The jobs of the workflow: what each may use, what it waits for, what a preset would cost, and what failed.
+
+A job executes one notebook in one preset. `workflow/resources.yaml` holds what it may use. Nothing here imports torch.
+"""
+
+import json
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from lib import files
+from lib.companion import fingerprint
+from lib.errors import InputError, unknown
+
+BUILD = files.ROOT / "build"
+RESOURCES = files.ROOT / "workflow" / "resources.yaml"
+# Notebooks that use the runs of another one, which computes them first.
+USES = {"02_token_graying": "01_skip_removal", "03_low_pass": "01_skip_removal", "04_bounds": "01_skip_removal",
+        "05_anti_oversmoothing": "01_skip_removal", "07_playground": "01_skip_removal"}
+LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job may use: cores, GPUs, GB of memory and disk, minutes; and how many jobs share its runs."""
+
+    cores: int
+    gpus: int
+    memory: float
+    disk: float
+    minutes: int
+    shares: int
+
+
+def need(preset: str, notebook: str) -> Need:
+    """Return what `workflow/resources.yaml` grants. Raises InputError where an entry is missing or makes no sense."""
+    presets = yaml.safe_load(RESOURCES.read_text())
+    if preset not in presets:
+        raise unknown("preset in workflow/resources.yaml", preset, presets)
+    entry = presets[preset].get(notebook) or presets[preset].get("default")
+    names = [field.name for field in fields(Need)]
+    if not isinstance(entry, dict) or sorted(entry) != sorted(names):
+        raise InputError(f"workflow/resources.yaml: {preset} {notebook} is {entry!r}; it must give {', '.join(names)}")
+    for name, value in entry.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < (name in ("cores", "minutes", "shares")):
+            raise InputError(f"workflow/resources.yaml: {preset} {notebook} has {name} {value!r}; it must be a number "
+                             "from 0 on, and from 1 for cores, minutes and shares")
+    return Need(**entry)
+
+
+def earlier(notebook: str, preset: str) -> list[str]:
+    """Return the files under build/PRESET that must exist before a notebook's own job starts."""
+    used = USES.get(notebook)
+    shares = need(preset, notebook).shares
+    return ([f"{used}.ipynb"] if used in fingerprint.notebooks() else []) + [
+        f"shares/{notebook}.{share}.ipynb" for share in range(1, shares)]
+
+
+def state(notebook: str, preset: str) -> str:
+    """Return whether a job's output is "current", "stale", "failed" or "missing"."""
+    path = BUILD / preset / f"{notebook}.ipynb"
+    if path.exists():
+        made_of = _metadata(path).get("companion", {}).get("inputs")
+        return "current" if made_of == fingerprint.inputs_fingerprint(notebook, preset) else "stale"
+    return "failed" if path.with_suffix(".failed.ipynb").exists() else "missing"
+
+
+def plan(preset: str) -> str:
+    """Return a table of a preset's jobs: state, what each asks for, what it took last, and the sum of what is to do.
+
+    The sum counts jobs that are not current, with their limits: an upper bound of time, GPU hours and disk.
+    """
+    rows, minutes, gpu_hours, disk = [], 0.0, 0.0, 0.0
+    for notebook in fingerprint.notebooks():
+        asked, now = need(preset, notebook), state(notebook, preset)
+        path = BUILD / preset / f"{notebook}.ipynb"
+        took = _metadata(path).get("companion", {}).get("seconds") if path.exists() else None
+        rows.append((notebook, now, asked.shares, asked.cores, asked.gpus, f"{asked.memory:g}", f"{asked.disk:g}",
+                     asked.minutes, "" if took is None else f"{took / 60:.1f}"))
+        if now != "current":
+            minutes += asked.minutes
+            gpu_hours += asked.shares * asked.gpus * asked.minutes / 60
+            disk += asked.disk
+    header = ("notebook", "state", "jobs", "cores", "GPUs", "memory (GB)", "disk (GB)", "limit (min)", "took (min)")
+    total = (f"to do in {preset}: at most {minutes / 60:.1f} hours one after the other, {gpu_hours:.0f} GPU hours, "
+             f"{disk:g} GB of disk")
+    return _columns([header, *rows]) + f"\n{total}"
+
+
+def failures(preset: str) -> list[str]:
+    """Return a paragraph for every job of a preset that failed: its name, its log and the last lines of it."""
+    found = []
+    for unfinished in sorted((BUILD / preset).glob("**/*.failed.ipynb")):
+        name = unfinished.name.removesuffix(".failed.ipynb")
+        log = BUILD / preset / "logs" / f"{name}.log"
+        said = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
+        last = "".join(f"\n    {line}" for line in said[-LAST_LINES:]) or "\n    it said nothing"
+        found.append(f"{name} ({preset}) failed; its log is {_relative(log)}, the notebook so far {_relative(unfinished)}{last}")
+    return found
+
+
+def finished(started: float, inputs: str) -> dict:
+    """Return the metadata of a notebook that was executed: what it was made of and how many seconds it took."""
+    return {"inputs": inputs, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _metadata(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())["metadata"]
+    except (ValueError, KeyError):
+        return {}
+
+
+def _columns(rows: list[tuple]) -> str:
+    widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path
