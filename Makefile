@@ -58,7 +58,10 @@ check: $(READY)  ## say which committed notebook, figure or ledger entry is miss
 benchmark: $(READY)  ## measure speeds again; wants a quiet machine
 	@for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do $(BIN)/python -m lib.companion.workflow benchmark $$name || exit 1; done
 
+gpu-check: $(READY)  ## check a GPU in 8 minutes: parity with the CPU, speeds, the first experiment
+	$(BIN)/python -m workflow.gpu_check
+
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark lab
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark gpu-check lab

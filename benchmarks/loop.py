@@ -40,7 +40,7 @@ def bare(config: loop.TrainConfig) -> None:
         torch.nn.utils.clip_grad_norm_(parameters, config.clip)
         optimizer.step()
         optimizer.zero_grad()
-    for split in (data.validation, data.test, data.test):
+    for split in (data.validation, data.test):
         evaluate(model, split)
 
 
