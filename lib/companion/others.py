@@ -30,8 +30,7 @@ from lib.transforms.graying import patchify
 FOLDER = files.ROOT / "data" / "pretrained"
 COMMAND = "make pretrained"
 # The modules whose change may change a number: another fingerprint of them makes the stored measurement stale.
-MEASURING = ("lib.companion.others", "lib.models.pretrained", "lib.theory.spectral", "lib.training.photographs",
-             "lib.transforms.augment", "lib.transforms.graying")
+MEASURING = ("lib.companion.others", "lib.models.pretrained", "lib.theory.spectral", "lib.training.photographs")
 BINS = 8  # of a sentence's bands above the constant one, since sentences differ in length; each has at least 17 tokens
 
 

