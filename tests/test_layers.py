@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from lib.companion import fingerprint, layers, params
 from lib.errors import InputError
 from lib.models import probe
-from lib.theory.spectral import hc
+from lib.theory.spectral import hc, low_pass_share
 from lib.training import loop
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ def test_spectra_and_shares(model):
     assert gains.shape == (3, 3, 17) and (gains[..., 0] >= 1 - 1e-5).all()
     falling = torch.linspace(1, 0, 9).double()
     low = torch.cat([falling, falling[1:].flip(0)]).expand(2, 2, -1)
-    assert layers.low_pass_share(low) == 100 and layers.low_pass_share(1 - low) == 0
+    assert low_pass_share(low) == 100 and low_pass_share(1 - low) == 0
     stacked = layers.stacked(maps)
     expected = maps[1].double().mean(dim=1) @ maps[0].double().mean(dim=1)
     torch.testing.assert_close(stacked[1], expected, atol=1e-6, rtol=0)

@@ -117,7 +117,7 @@ def two_batches(notebook, values):
     firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
     few = {name: value for name, value in FEW.items() if name in declared}
     if "recipe" in values:
-        few["recipe"] = values["recipe"] | {"test_images": 16}
+        few["recipe"] = values["recipe"] | {"test_images": 4, "accumulation": 1}
     return values | firsts | few
 
 

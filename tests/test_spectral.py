@@ -163,3 +163,13 @@ def test_other_bad_input():
         spectral.frequency_response(torch.eye(2), "outputs")
     with pytest.raises(InputError, match="at least 2 tokens; saw 1"):
         spectral.token_similarity(torch.ones(1, 3))
+
+
+@fast
+@given(n=st.integers(3, 12), seed=st.integers(0, 10**6), scale=st.floats(0.01, 30))
+def test_the_constant_band_nearly_always_wins(n, seed, scale):
+    gains = spectral.frequency_response(maps(n, seed, scale))
+    assert (gains[..., 0] >= 1 - 1e-12).all() and (gains.square().mean(dim=-1) <= 1 + 1e-12).all()
+    upper = gains[..., torch.fft.fftfreq(n).abs() > 0.25].mean(dim=-1)
+    for times in (1, 2):
+        assert spectral.low_pass_share(gains, times) == pytest.approx(100 * (gains[..., 0] > times * upper).double().mean())

@@ -35,6 +35,24 @@ def test_spectra_have_a_panel_per_layer_and_head():
     assert len(figure.axes) == 6 and all(len(axis.lines) == 2 for axis in figure.axes)
 
 
+def test_trained_models_of_others_have_a_panel_per_layer_and_a_line_per_head():
+    figure = theory_figures.head_spectra({"a": (torch.linspace(0, 0.5, 9), torch.ones(7, 3, 9)),
+                                          "b": (torch.linspace(0, 0.5, 5), torch.ones(2, 4, 5))})
+    drawn = [axis for axis in figure.axes if axis.lines]
+    assert [len(axis.lines) for axis in drawn] == [3] * 7 + [4] * 2
+    assert [axis.get_title() for axis in drawn] == [f"layer {layer}" for layer in (*range(1, 8), 1, 2)]
+    assert [part.get_suptitle().split(",")[0] for part in figure.subfigs] == ["a", "b"]
+
+
+def test_photograph_spectra_show_first_and_last_layer():
+    spectra = {"frequencies": torch.linspace(0, 0.5, 9), "patches": torch.ones(1, 9), "sab": torch.ones(12, 9),
+               "tokens": torch.arange(13.0)[:, None].expand(13, 9)}
+    figure = theory_figures.photograph_spectra({"a": spectra, "b": spectra})
+    names = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in figure.axes]
+    assert names[:2] == names[2:] and names[0] == ["pixels", "layer 1", "layer 5", "layer 8", "layer 12"]
+    assert names[1][1] == "before layer 1" and figure.axes[1].lines[-1].get_ydata()[0] == 12
+
+
 @pytest.mark.parametrize("blocks", [2, 24])
 def test_parts_show_their_numbers_where_there_is_room(blocks):
     table = pandas.DataFrame(-0.01, index=["a", "b"], columns=range(1, blocks + 1))

@@ -249,14 +249,6 @@ def bands(n: int) -> Tensor:
     return torch.arange(n // 2 + 1) / n
 
 
-def low_pass_share(gains: Tensor) -> float:
-    """Return the percentage of (block, head) pairs whose gain at band 0 exceeds the mean over the upper half of the bands."""
-    n = gains.shape[-1]
-    frequencies = torch.fft.fftfreq(n).abs()
-    upper = gains[..., frequencies > 0.25].mean(dim=-1)
-    return float(100 * (gains[..., 0] > upper).double().mean())
-
-
 def stacked(maps: list[Tensor]) -> list[Tensor]:
     """Return the products A_l … A_1, l = 1 … L, of each image's maps averaged over heads: (B, n, n) each."""
     products, product = [], None

@@ -85,6 +85,44 @@ def spectra(before: Tensor, after: Tensor) -> Figure:
     return figure
 
 
+def head_spectra(models: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
+    """Draw each model's frequencies (bands,) and gains (L, h, bands): a panel per layer, six a row, a line per head."""
+    columns = 6
+    rows = [-(-len(gains) // columns) for _, gains in models.values()]
+    figure = plt.figure(figsize=(9.2, 1.35 * sum(rows) + 0.9 * len(rows)))
+    parts_of_it = figure.subfigures(len(rows), 1, height_ratios=[1.35 * count + 0.9 for count in rows], squeeze=False)[:, 0]
+    for part, count, (name, (frequencies, gains)) in zip(parts_of_it, rows, models.items(), strict=True):
+        axes = part.subplots(count, columns, sharex=True, sharey=True, squeeze=False)
+        for layer, (axis, heads) in enumerate(zip(axes.flat, gains), start=1):
+            for head, colour in zip(heads, seaborn.color_palette("viridis", len(heads)), strict=True):
+                axis.plot(frequencies, head, color=colour, linewidth=0.8, alpha=0.8)
+            axis.set(yscale="log", ylim=(1e-2, 30), xticks=[0, 0.25, 0.5])
+            axis.set_title(f"layer {layer}", fontsize="small")
+            axis.tick_params(labelsize="small")
+        part.suptitle(f"{name}, a line per head", fontsize="medium")
+        part.supxlabel("cycles per token", fontsize="small")
+        part.supylabel("gain of the band", fontsize="small")
+    return figure
+
+
+def photograph_spectra(models: Mapping[str, Mapping[str, Tensor]], shown: int = 4) -> Figure:
+    """Draw each model's `others.photograph_spectra`: what SABs add, and the tokens, for `shown` of the layers."""
+    figure, axes = plt.subplots(1, 2 * len(models), figsize=(5 * len(models) + 0.4, 3.6), sharey=True, squeeze=False)
+    for pair, (name, spectra) in zip(axes[0].reshape(-1, 2), models.items()):
+        layers = len(spectra["sab"])
+        picked = sorted({round(1 + step * (layers - 1) / (shown - 1)) for step in range(shown)})
+        for axis, part, first in zip(pair, ("what SABs add", "tokens"), (spectra["sab"], spectra["tokens"][1:])):
+            axis.plot(spectra["frequencies"], spectra["patches"][0], "k--", linewidth=1, label="pixels")
+            if part == "tokens":
+                axis.plot(spectra["frequencies"], spectra["tokens"][0], color="0.5", linestyle=":", label="before layer 1")
+            for layer, colour in zip(picked, seaborn.color_palette("viridis_r", len(picked))):
+                axis.plot(spectra["frequencies"], first[layer - 1], color=colour, linewidth=1.1, label=f"layer {layer}")
+            axis.set(title=f"{name}:\n{part}", xlabel="cycles per token", yscale="log")
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize="small", columnspacing=1)
+    axes[0, 0].set_ylabel("amplitude, share of ‖X‖")
+    return figure
+
+
 def parts(table: pandas.DataFrame) -> Figure:
     """Draw what each part of each block does to HC, from `layers.gains_by_part`."""
     figure, axis = plt.subplots(figsize=(0.62 * table.shape[1] + 3.2, 3.0))

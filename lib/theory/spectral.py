@@ -74,6 +74,16 @@ def frequency_response(attn: Tensor, side: str = "output") -> Tensor:
     return signal_spectrum(attn if side == "output" else attn.mT)
 
 
+def low_pass_share(gains: Tensor, times: float = 1.0) -> float:
+    """Return the percentage of rows of `gains` (…, n) whose band 0 exceeds `times` the mean over the upper half of the bands.
+
+    `times` = 1 asks little of an attention map A: the square of band 0 is Σ_j (mean of column j)² n ≥ 1, and all squares
+    together are ‖A‖_F² ≤ n, so that bands have a mean square of at most 1.
+    """
+    upper = gains[..., torch.fft.fftfreq(gains.shape[-1]).abs() > 0.25].mean(dim=-1)
+    return float(100 * (gains[..., 0] > times * upper).double().mean())
+
+
 def token_similarity(x: Tensor) -> Tensor:
     """Return the mean cosine between different tokens of `x` (…, n, d) as (…), in [−1/(n−1), 1].
 
