@@ -1,7 +1,9 @@
 """Where the project keeps its files, and writes that are whole or not at all."""
 
 import contextlib
+import glob
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,8 @@ def write(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
+    _remove_orphans(path)
     try:
         with storage_errors(path), open(temporary, "wb") as file:
             file.write(content)
@@ -34,6 +37,16 @@ def write(path: Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
         except OSError:  # a read-only folder holds no temporary file either
             pass
+
+
+def _remove_orphans(path: Path) -> None:
+    """Delete what killed processes of this machine left of their unfinished writes of `path`."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{glob.escape(platform.node())}.*.tmp"):
+        with contextlib.suppress(OSError, ValueError):  # alive, or not ours to judge
+            try:
+                os.kill(int(leftover.suffixes[-2][1:]), 0)
+            except ProcessLookupError:
+                leftover.unlink()
 
 
 def make_folder(path: Path) -> Path:

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -42,3 +45,15 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("whole")
     files.remove_temporaries(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_next_write_removes_what_killed_processes_left_and_nothing_of_the_living(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = platform.node()
+    names = {f".a.json.{host}.{dead.pid}.tmp": False, f".a.json.{host}.{os.getppid()}.tmp": True,
+             f".b.json.{host}.{dead.pid}.tmp": True, f".a.json.elsewhere.{dead.pid}.tmp": True, f".a.json.{host}.x.tmp": True}
+    for name in names:
+        (tmp_path / name).write_text("part")
+    files.write(tmp_path / "a.json", "whole")
+    assert {name for name in names if (tmp_path / name).exists()} == {name for name, stays in names.items() if stays}
