@@ -52,6 +52,9 @@ test: $(READY)  ## all tests: unit, property, and every notebook in the smoke pr
 test-fast: $(READY)  ## the tests that neither train nor run notebooks
 	$(BIN)/python -m pytest -m "not slow"
 
+nightly: $(READY)  ## the tests with many more cases: 2,000 a statement, 50 kills
+	HYPOTHESIS_PROFILE=nightly COMPANION_KILLS=50 $(BIN)/python -m pytest
+
 check: $(READY)  ## say which committed notebook, figure or ledger entry is missing or stale
 	@$(BIN)/python -m lib.companion.workflow check
 
@@ -68,4 +71,4 @@ pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) a
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast check benchmark gpu-check pretrained lab
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast nightly check benchmark gpu-check pretrained lab

@@ -120,10 +120,16 @@ def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) 
     path = preset_path(notebook, preset)
     if not path.exists():
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
-    values = yaml.safe_load(path.read_text()) or {}
+    shown = path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{shown} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{shown} holds {values!r:.60}; it must hold lines 'name: value'")
     for name in values:
         if name not in declared:
-            raise unknown(f"parameter in {path.relative_to(files.ROOT)}:", name, declared)
+            raise unknown(f"parameter in {shown}:", name, declared)
     return values
 
 
