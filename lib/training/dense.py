@@ -467,7 +467,7 @@ def corloc(backbone: Backbone, data: DenseSet, threshold: float = 0.2) -> float:
     """Return the percentage of images whose discovered box overlaps some object's box by at least half (IoU)."""
     right = [len(scene.boxes) > 0 and overlap(box, scene.boxes).max() >= 0.5 for batch in data.batches()
              for scene, box in zip(batch, discover(backbone, batch, threshold))]
-    return 100 * sum(right) / len(right)
+    return float(100 * sum(right) / len(right))
 
 
 # --- Features as colours ----------------------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ class DenseConfig:
     train_images: int | None = None
     test_images: int | None = None
     validation: float = 0.1
-    size: int = 84
+    size: int = 91
     train_scenes: int = 0
     test_scenes: int = 0
     epochs: int = 20
@@ -536,7 +536,8 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
     """Evaluate a pre-trained teacher on dense tasks; return, where `config` asks for them:
 
         miou_single, miou_multi, corloc   in percent
-        final_loss                        of the single-layer probe's training
+        final_loss                        of the single-layer probe's training; without one, the share of images in
+                                          which no object was found
         similarity                        mean cosine of different patch tokens after the last block, on test images
 
     The single-layer probe ends up in `folder`/model.safetensors.
@@ -556,8 +557,10 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
     if config.discovery != "none":
         scenes = take(config.discovery, "discovery", count=config.test_scenes)
         result["corloc"] = corloc(backbone, scenes, config.threshold)
+        if config.dense == "none":
+            result["final_loss"] = 1 - result["corloc"] / 100
         first = backbone.features(backbone.images(next(scenes.batches())))
-        result["similarity"] = float(token_similarity(first.flatten(2).mT).mean())
+        result["similarity"] = float(token_similarity(first.flatten(2).mT.double()).mean())
     checkpoint.write(folder / "model.safetensors", layer.state_dict())
     history = [{"epoch": config.epochs} | result]
     return {"history": history, "seconds": [time.perf_counter() - start], "divergence": None} | result
