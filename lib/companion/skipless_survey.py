@@ -225,23 +225,24 @@ def architecture_cases(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Measurem
 
 
 @torch.no_grad()
-def tiny_vit(settings: dict, seeds: Sequence[int]) -> pandas.DataFrame:
-    """Return what the claims about an initialised ViT-Tiny (197 tokens, 3 heads) ask for: a row per seed.
+def first_attention(settings: dict, names: Sequence[str], seeds: Sequence[int]) -> pandas.DataFrame:
+    """Return what the first attention layer of initialised timm ViTs does at 224 pixels: a row per model and seed.
 
-    `weight` is the mean diagonal entry of the first block's maps on the embedded photographs, `log10_kappa` the median
-    over heads of log10 kappa(A) of the first block at LayerNormed Gaussian tokens.
+    `photographs` is the mean diagonal entry of its maps on the embedded photographs, `independent` the same on
+    LayerNormed Gaussian tokens, and `log10_kappa` the median over heads of log10 kappa(A) on the latter.
     """
-    pictures = torch.stack(list(photographs(224).values()))
+    pictures = normalise(torch.stack(list(photographs(224).values())), torch.full((3,), 0.5), torch.full((3,), 0.5))
     rows = []
-    for seed in seeds:
-        torch.manual_seed(seed)
-        model = create_model("vit_tiny_patch16_224", num_classes=0, depth=1, skip="none", init=SkiplessInit(**settings))
-        images = normalise(pictures, torch.full((3,), 0.5), torch.full((3,), 0.5))
-        block, x = next(follow(model, images))
-        noise = torch.randn(1, 197, 192, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        maps, independent = (torch.softmax(layers.logits(block, block.norm1(tokens)), dim=-1) for tokens in (x, noise))
-        rows.append({"seed": seed, "weight": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
-                     "log10_kappa": float(condition_number(independent).log10().median())})
+    for name in names:
+        for seed in seeds:
+            torch.manual_seed(seed)
+            model = create_model(name, num_classes=0, depth=1, skip="none", init=SkiplessInit(**settings))
+            block, x = next(follow(model, pictures))
+            noise = torch.randn(x[:1].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            maps, independent = (torch.softmax(layers.logits(block, block.norm1(tokens)), dim=-1) for tokens in (x, noise))
+            rows.append({"model": name, "seed": seed, "photographs": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
+                         "independent": float(independent.diagonal(dim1=-2, dim2=-1).mean()),
+                         "log10_kappa": float(condition_number(independent).log10().median())})
     return pandas.DataFrame(rows)
 
 

@@ -350,7 +350,7 @@ def class_shares(masks: Tensor, patch: int, classes: int) -> Tensor:
 
 
 def fit_linear(features: Tensor, shares: Tensor, *, epochs: int, seed: int, learning_rate: float = 1e-2,
-               batch_size: int = 16) -> tuple[nn.Conv2d, float]:
+               batch_size: int = 8) -> tuple[nn.Conv2d, float]:
     """Fit a linear classifier of patches, by AdamW and a cosine, to maps (N, d, h, w) and `class_shares`.
 
     The loss is the cross-entropy of every pixel with the prediction for its patch. Returns the layer, which takes
