@@ -10,12 +10,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from test_dino import TINY as DINO
 from test_loop import TINY
 
 from lib.companion import ledger, runs, skipless_figures, skipless_survey
 from lib.models.skipless import SkiplessInit
 from lib.theory.jacobian import attention, autograd_jacobian
-from lib.training import loop
+from lib.training import dino, loop
 from lib.training.dense import Scene
 
 INIT = {"alpha": 2.0, "beta": 0.6, "c": 3.0}
@@ -143,6 +144,11 @@ def test_curves_hold_steps_and_seconds(tmp_path):
     assert list(table.validation_top1) == [0, 10, 20] and set(table.arm) == {"init"}
 
 
+def test_the_untrained_score_is_that_of_a_run_that_moves_nothing(tmp_path):
+    config = dataclasses.replace(DINO, epochs=1, learning_rate=1e-30, minimum_learning_rate=0.0)
+    assert skipless_survey.untrained_top1(config) == dino.distil(config, tmp_path)["validation_top1"]
+
+
 def test_the_spread_is_over_all_settings_of_a_seed():
     table = pandas.DataFrame({"seed": [0, 0, 0, 1, 1], "test_top1": [10, 30, 20, 5, 6]})
     assert skipless_survey.spread(table).to_dict() == {0: 20, 1: 1}
@@ -205,10 +211,12 @@ def test_every_figure_is_drawn_from_what_the_survey_returns():
     curves = pandas.DataFrame([{"arm": arm, "optimizer": optimizer, "seed": seed, "steps": step, "seconds": 2.0 * step, "validation_top1": 10.0}
                                for arm in ARMS for optimizer in ("adamw", "soap") for seed in (0, 1) for step in (0, 5)])
     assert len(drawn(skipless_figures.training(curves, ARMS, {"adamw": "AdamW", "soap": "SOAP"}))) == 4
+    scan = pandas.DataFrame([{"arm": arm, "optimizer": "soap", "learning_rate": rate, "test_top1": 50.0} for arm in ARMS for rate in (1e-3, 1e-2)])
+    assert len(drawn(skipless_figures.rates(scan, ARMS, {"soap": "SOAP"}, {"soap": 1e-3}))) == 1
     table = pandas.DataFrame([{"name": name, "value": value, "seed": seed, "test_top1": 50.0 + seed} for name in INIT
                               for value in (1.0, 2.0) for seed in (0, 1)])
     readings = pandas.DataFrame([{"reading": name, "seed": seed, "test_top1": 50.0} for name in skipless_survey.READINGS for seed in (0, 1)])
-    assert len(drawn(skipless_figures.sensitivity(table, INIT, readings, [60.0]))) == 4
+    assert len(drawn(skipless_figures.sensitivity(table, INIT, readings, {"with skips": [60.0]}))) == 4
     metrics = {"miou_single": "mIoU (%)", "corloc": "CorLoc (%)"}
     assert len(drawn(skipless_figures.dense(dense_table(), metrics, {"skips": "with skips", "skipless": "without"}))) == 2
 

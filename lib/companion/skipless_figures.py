@@ -13,24 +13,25 @@ from lib.companion.figures import PALETTE
 from lib.training.dense import Scene
 
 ROUNDING = -15.95  # log10 of float64's
+STYLES = ("s-", "^--", "o-")  # of the arms: two of them may lie on each other
 WORST = 36.7  # ln of the largest kappa that float64 tells from infinity
 
 
 def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Figure:
     """Draw `skipless_survey.depth_spectra` of each arm (columns arm and seed added): one block's values, then by depth."""
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.3))
-    for (arm, label), colour in zip(arms.items(), PALETTE):
+    for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
         rows = table[table.arm == arm]
         for values in rows[rows.depth == block]["values"]:
             axes[0].plot(numpy.linspace(0, 1, len(values)), numpy.clip(values, 1e-17, None), color=colour, linewidth=1)
         for axis, column, worst in ((axes[1], "log_kappa", WORST), (axes[2], "median", None)):
             values = rows[column].clip(upper=worst) if worst else rows[column].clip(lower=ROUNDING)
             summary = values.groupby(rows.depth).agg(["mean", "std"]).fillna(0)
-            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", markersize=4, capsize=2, color=colour, label=label)
+            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)
     axes[0].set(yscale="log", xlabel="share of the singular values", ylabel="σ / σ_max", title=f"one attention layer: block {block}")
     axes[1].set(xlabel="depth of the block", ylabel="ln κ", title="one attention layer, by depth")
     axes[1].axhspan(WORST - 0.5, WORST + 2, color="0.85", zorder=0, linewidth=0)
-    axes[1].text(table.depth.max(), WORST + 0.3, "rank-deficient", color="0.35", fontsize="small", ha="right")
+    axes[1].text(table.depth.max(), WORST - 3.5, "rank-deficient", color="0.35", fontsize="small", ha="right")
     axes[2].set(xlabel="number of blocks", ylabel="log₁₀(σ_median / σ_max)", title="product of the layers' Jacobians")
     axes[2].axhspan(-17.5, ROUNDING + 0.2, color="0.85", zorder=0, linewidth=0)
     axes[2].text(table.depth.max(), -17.2, "rounding", color="0.35", fontsize="small", ha="right")
@@ -42,13 +43,14 @@ def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Fig
 def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping[str, str], n: int) -> Figure:
     """Draw maps (n, n) of one block, and the mean diagonal weight by block from `skipless_survey.report`."""
     figure, axes = plt.subplots(1, len(maps) + 1, figsize=(2.7 * len(maps) + 3.6, 3.0), width_ratios=[1] * len(maps) + [1.5])
+    highest = max(float(attn.max()) for attn in maps.values())
     for axis, (title, attn) in zip(axes, maps.items()):
-        seaborn.heatmap(attn, ax=axis, vmin=0, vmax=1, cmap="cividis", square=True, xticklabels=False, yticklabels=False,
+        seaborn.heatmap(attn, ax=axis, vmin=0, vmax=highest, cmap="cividis", square=True, xticklabels=False, yticklabels=False,
                         cbar=axis is axes[len(maps) - 1], cbar_kws={"label": "weight", "shrink": 0.8})
         axis.set(title=title, xlabel="key", ylabel="query" if axis is axes[0] else "")
-    for (arm, label), colour in zip(arms.items(), PALETTE):
+    for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
         summary = table[table.arm == arm].groupby("block").weight.agg(["mean", "std"]).fillna(0)
-        axes[-1].errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", markersize=4, capsize=2, color=colour, label=label)
+        axes[-1].errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)
     axes[-1].axhline(1 / n, color="0.4", linestyle="--", linewidth=1, label="uniform, 1/n")
     axes[-1].axhline(0.5, color="0.4", linestyle=":", linewidth=1, label="nearly the identity (our rule)")
     axes[-1].set(xlabel="block", ylabel="mean diagonal weight of A", ylim=(0, 1))
@@ -60,15 +62,16 @@ def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mappi
     """Draw validation top-1 by steps and by seconds, a row per optimiser, from `skipless_survey.curves`."""
     figure, axes = plt.subplots(len(optimizers), 2, figsize=(7.6, 2.5 * len(optimizers) + 0.6), sharey=True, squeeze=False)
     for line, (optimizer, title) in zip(axes, optimizers.items()):
-        for (arm, label), colour in zip(arms.items(), PALETTE):
+        for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
             rows = table[(table.optimizer == optimizer) & (table.arm == arm)]
             summary = rows.groupby("steps")[["validation_top1", "seconds"]].agg(["mean", "std"]).fillna(0)
             middle, band = summary["validation_top1"]["mean"], summary["validation_top1"]["std"]
             for axis, x in zip(line, (summary.index, summary["seconds"]["mean"])):
-                axis.plot(x, middle, "o-", markersize=4, color=colour, label=label)
+                axis.plot(x, middle, style, markersize=4, color=colour, label=label)
                 axis.fill_between(x, middle - band, middle + band, color=colour, alpha=0.2, linewidth=0)
-        line[0].set(ylabel="validation top-1 (%)", title=f"{title}, by steps", ylim=(0, None))
+        line[0].set(ylabel="validation top-1 (%)", title=f"{title}, by steps")
         line[1].set(title=f"{title}, by time")
+    axes[0, 0].set_ylim(0, 5 + table.validation_top1.max())
     axes[-1, 0].set(xlabel="steps")
     axes[-1, 1].set(xlabel="seconds of training on one core")
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -76,8 +79,25 @@ def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mappi
     return figure
 
 
-def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: pandas.DataFrame, baseline: Sequence[float]) -> Figure:
-    """Draw test top-1 by alpha, beta and c, one changed at a time from `centre`, and for each reading; band: with skips.
+def rates(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str], best: Mapping[str, float]) -> Figure:
+    """Draw test top-1 by learning rate, a panel per optimiser and a line per arm; dotted, the `best` one of each optimiser."""
+    figure, axes = plt.subplots(1, len(optimizers), figsize=(3.6 * len(optimizers), 3.2), sharey=True, squeeze=False)
+    for axis, (optimizer, title) in zip(axes[0], optimizers.items()):
+        for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
+            rows = table[(table.optimizer == optimizer) & (table.arm == arm)].sort_values("learning_rate")
+            axis.plot(rows.learning_rate, rows.test_top1, style, color=colour, label=label)
+        axis.axvline(best[optimizer], color="0.5", linestyle=":", linewidth=1)
+        ticks = sorted(table.learning_rate.unique())
+        axis.set(title=title, xlabel="learning rate", xscale="log", xticks=ticks, xticklabels=[f"{rate:g}" for rate in ticks])
+        axis.minorticks_off()
+    axes[0, 0].set(ylabel="test top-1 (%)", ylim=(0, 5 + table.test_top1.max()))
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: pandas.DataFrame, others: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw test top-1 by alpha, beta and c, one changed at a time from `centre`, and for each reading; bands: `others`.
 
     `table` has the columns name, value, seed and test_top1, `readings` reading, seed and test_top1.
     """
@@ -97,11 +117,15 @@ def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: 
     axes[3].set(xticks=range(len(names)), xlim=(-0.5, len(names) - 0.5))
     axes[3].set_xticklabels([name.replace(" for ", "\nfor ").replace(" shared", "\nshared").replace("MLP ", "MLP\n") for name in names],
                             fontsize="x-small")
-    middle, sd = numpy.mean(baseline), numpy.std(baseline, ddof=1) if len(baseline) > 1 else 0.0
-    for axis in axes:
-        axis.axhspan(middle - sd, middle + sd, color=PALETTE[0], alpha=0.2, linewidth=0, label="with skips, ± 1 sd")
-    axes[0].set(ylabel="test top-1 (%)", ylim=(0, None))
-    axes[0].legend(fontsize="small", loc="lower left")
+    tops = [table.test_top1.max(), readings.test_top1.max()]
+    for (name, values), colour in zip(others.items(), PALETTE):
+        middle, sd = numpy.mean(values), numpy.std(values, ddof=1) if len(values) > 1 else 0.0
+        tops.append(middle + sd)
+        for axis in axes:
+            axis.axhspan(middle - sd, middle + sd, color=colour, alpha=0.25, linewidth=0, label=f"{name}, ± 1 sd")
+    axes[0].set(ylabel="test top-1 (%)", ylim=(0, 5 + max(tops)))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 

@@ -22,7 +22,7 @@ from lib.models import create_model
 from lib.models.skipless import SkiplessInit, query_key
 from lib.theory.conditioning import condition_number, singular_values
 from lib.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_terms
-from lib.training import loop
+from lib.training import dino, loop
 from lib.training.photographs import photographs
 from lib.transforms.augment import normalise
 
@@ -261,6 +261,18 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
         rows += [{"arm": name, "optimizer": run.config.optimizer, "seed": run.config.seed, "steps": steps * row["epoch"],
                   "seconds": sum(taken[: row["epoch"]]), "validation_top1": row["validation_top1"]} for row in run.history]
     return pandas.DataFrame(rows)
+
+
+@torch.no_grad()
+def untrained_top1(config: dino.DinoConfig) -> float:
+    """Return what `dino.distil` reports as validation_top1, of the model before any training."""
+    vit, data = dino.build_vit(config).eval(), loop.dataset(config)
+    parts = []
+    for split, most in ((data.train, dino.NEIGHBOUR_IMAGES), (data.validation, None)):
+        batches = zip(range(-(-(most or split.num_images) // loop.EVALUATION_BATCH)), split.batches(loop.EVALUATION_BATCH))
+        features, labels = zip(*[(vit(images), classes) for _, (images, classes) in batches])
+        parts += [torch.cat(features), torch.cat(labels)]
+    return dino.neighbour_top1(*parts)
 
 
 def spread(table: pandas.DataFrame) -> pandas.Series:
