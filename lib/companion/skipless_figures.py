@@ -138,7 +138,8 @@ def dense(table: pandas.DataFrame, metrics: Mapping[str, str], arms: Mapping[str
             summary = rows.groupby("depth")[column].agg(["mean", "std"]).fillna(0)
             axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=f"{marker}-", capsize=3, color=colour, label=title)
             axis.plot(rows.depth, rows[column], ".", color="0.4", markersize=3, zorder=3)
-        axis.set(xlabel="blocks", ylabel=label, xticks=sorted(table.depth.unique()), ylim=(0, None))
+        axis.set(xlabel="blocks", ylabel=label, xticks=sorted(table.depth.unique()))
+        axis.set_ylim(-0.05 * axis.get_ylim()[1], None)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
