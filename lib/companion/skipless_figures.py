@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lib.companion.figures import PALETTE
-from lib.training.dense import Scene
+from lib.training.dense import IGNORE, Scene
 
 ROUNDING = -15.95  # log10 of float64's
 STYLES = ("s-", "^--", "o-")  # of the arms: two of them may lie on each other
@@ -27,8 +27,9 @@ def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Fig
         for axis, column, worst in ((axes[1], "log_kappa", WORST), (axes[2], "median", None)):
             values = rows[column].clip(upper=worst) if worst else rows[column].clip(lower=ROUNDING)
             summary = values.groupby(rows.depth).agg(["mean", "std"]).fillna(0)
-            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)
-    axes[0].set(yscale="log", xlabel="share of the singular values", ylabel="σ / σ_max", title=f"one attention layer: block {block}")
+            _bars(axis, summary, style, colour, label)
+    axes[0].set(yscale="log", xlabel="share of the singular values", ylabel="σ / σ_max",
+                title=f"one attention layer: block {block}")
     axes[1].set(xlabel="depth of the block", ylabel="ln κ", title="one attention layer, by depth")
     axes[1].axhspan(WORST - 0.5, WORST + 2, color="0.85", zorder=0, linewidth=0)
     axes[1].text(table.depth.max(), WORST - 3.5, "rank-deficient", color="0.35", fontsize="small", ha="right")
@@ -50,7 +51,7 @@ def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping
         axis.set(title=title, xlabel="key", ylabel="query" if axis is axes[0] else "")
     for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
         summary = table[table.arm == arm].groupby("block").weight.agg(["mean", "std"]).fillna(0)
-        axes[-1].errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)
+        _bars(axes[-1], summary, style, colour, label)
     axes[-1].axhline(1 / n, color="0.4", linestyle="--", linewidth=1, label="uniform, 1/n")
     axes[-1].axhline(0.5, color="0.4", linestyle=":", linewidth=1, label="nearly the identity (our rule)")
     axes[-1].set(xlabel="block", ylabel="mean diagonal weight of A", ylim=(0, 1))
@@ -96,7 +97,8 @@ def rates(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[
     return figure
 
 
-def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: pandas.DataFrame, others: Mapping[str, Sequence[float]]) -> Figure:
+def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: pandas.DataFrame,
+                others: Mapping[str, Sequence[float]]) -> Figure:
     """Draw test top-1 by alpha, beta and c, one changed at a time from `centre`, and for each reading; bands: `others`.
 
     `table` has the columns name, value, seed and test_top1, `readings` reading, seed and test_top1.
@@ -115,8 +117,8 @@ def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: 
     axes[3].errorbar(range(len(names)), summary["mean"], summary["std"], fmt="o", capsize=3, color=PALETTE[2])
     axes[3].plot(readings.reading.map(names.index), readings.test_top1, ".", color="0.4", markersize=3, zorder=3)
     axes[3].set(xticks=range(len(names)), xlim=(-0.5, len(names) - 0.5))
-    axes[3].set_xticklabels([name.replace(" for ", "\nfor ").replace(" shared", "\nshared").replace("MLP ", "MLP\n") for name in names],
-                            fontsize="x-small")
+    broken = [name.replace(" for ", "\nfor ").replace(" shared", "\nshared").replace("MLP ", "MLP\n") for name in names]
+    axes[3].set_xticklabels(broken, fontsize="x-small")
     tops = [table.test_top1.max(), readings.test_top1.max()]
     for (name, values), colour in zip(others.items(), PALETTE):
         middle, sd = numpy.mean(values), numpy.std(values, ddof=1) if len(values) > 1 else 0.0
@@ -136,7 +138,7 @@ def dense(table: pandas.DataFrame, metrics: Mapping[str, str], arms: Mapping[str
         for (arm, title), colour, marker in zip(arms.items(), (PALETTE[0], PALETTE[2]), "so"):
             rows = table[table.arm == arm]
             summary = rows.groupby("depth")[column].agg(["mean", "std"]).fillna(0)
-            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=f"{marker}-", capsize=3, color=colour, label=title)
+            _bars(axis, summary, f"{marker}-", colour, title)
             axis.plot(rows.depth, rows[column], ".", color="0.4", markersize=3, zorder=3)
         axis.set(xlabel="blocks", ylabel=label, xticks=sorted(table.depth.unique()))
         axis.set_ylim(-0.05 * axis.get_ylim()[1], None)
@@ -154,7 +156,8 @@ def pictures(scenes: Sequence[Scene], colours: Mapping[str, Tensor], boxes: Mapp
         picture = scene.image.transpose(1, 2, 0)
         line[0].imshow(picture, cmap="gray")
         if scene.mask is not None:
-            line[1].imshow(numpy.where(scene.mask == 255, 0, scene.mask), cmap="tab20", vmin=0, vmax=19, interpolation="nearest")
+            classes = numpy.where(scene.mask == IGNORE, 0, scene.mask)
+            line[1].imshow(classes, cmap="tab20", vmin=0, vmax=19, interpolation="nearest")
         for axis, name in zip(line[2:], colours):
             axis.imshow(colours[name][row], interpolation="nearest", extent=(0, size, size, 0))
             _frame(axis, boxes[name][row], "-", "white")
@@ -170,4 +173,10 @@ def pictures(scenes: Sequence[Scene], colours: Mapping[str, Tensor], boxes: Mapp
 
 def _frame(axis: plt.Axes, box: numpy.ndarray, style: str, colour: str) -> None:
     left, top, right, bottom = box
-    axis.add_patch(plt.Rectangle((left, top), right - left, bottom - top, fill=False, linestyle=style, edgecolor=colour, linewidth=1.4))
+    frame = plt.Rectangle((left, top), right - left, bottom - top, fill=False)
+    frame.set(linestyle=style, edgecolor=colour, linewidth=1.4)
+    axis.add_patch(frame)
+
+
+def _bars(axis: plt.Axes, summary: pandas.DataFrame, style: str, colour: tuple, label: str) -> None:
+    axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)

@@ -163,7 +163,8 @@ def query_key_distances(settings: dict, d: int, heads: int, seeds: Sequence[int]
         init = SkiplessInit(**{**settings, **changes})
         for seed in seeds:
             torch.manual_seed(seed)
-            target = init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64) + init.beta * torch.eye(d, dtype=torch.float64)
+            target = init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64)
+            target.diagonal().add_(init.beta)
             torch.manual_seed(seed)
             w_q, w_k = query_key(init, d, heads)
             first = w_q[:, : d // heads] @ w_k[:, : d // heads].mT
@@ -203,8 +204,8 @@ def two_terms(model: nn.Module, images: Tensor) -> dict[str, float | str]:
     sizes = {name: float(matrix_norm(term)) for name, term in terms.items()}
     kappas = {name: float(condition_number(term).log()) for name, term in (terms | {"K": sum(terms.values())}).items()}
     larger = max(sizes, key=sizes.get)
-    return {"larger": larger, "difference": kappas["K"] - kappas[larger]} | {f"size {name}": size for name, size in sizes.items()} | {
-        f"ln κ, {name}": kappa for name, kappa in kappas.items()}
+    return ({"larger": larger, "difference": kappas["K"] - kappas[larger]}
+            | {f"size {name}": size for name, size in sizes.items()} | {f"ln κ, {name}": kappa for name, kappa in kappas.items()})
 
 
 def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:
@@ -214,14 +215,15 @@ def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:
         for block in model.blocks:
             w = layers.weights(block)
             kappas.append(float(condition_number(w.w_v @ w.w_o)))
-    worst = max(kappas)
-    return Measurement(violations=sum(kappa > ORTHOGONAL for kappa in kappas), cases=len(kappas), note=f"largest kappa - 1: {worst - 1:.1e}")
+    return Measurement(violations=sum(kappa > ORTHOGONAL for kappa in kappas), cases=len(kappas),
+                       note=f"largest kappa - 1: {max(kappas) - 1:.1e}")
 
 
 def architecture_cases(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Measurement:
-    """Count the models whose state dict differs, in a name or a shape, from the same model's with the default initialisation."""
+    """Count the models whose state dict differs, in a name or a shape, from the same with the default initialisation."""
     shapes = [[{name: tensor.shape for name, tensor in model.state_dict().items()} for model in pair] for pair in pairs]
-    return Measurement(violations=sum(one != other for one, other in shapes), cases=len(pairs), note="names and shapes compared")
+    differing = sum(one != other for one, other in shapes)
+    return Measurement(violations=differing, cases=len(pairs), note="names and shapes compared")
 
 
 @torch.no_grad()
@@ -294,8 +296,8 @@ def dense_table(evaluations: Sequence[Run], pretrained: Mapping[str, Run]) -> pa
     rows = []
     for run in evaluations:
         model = pretrained[run.config.initial.partition("/")[2]].config
-        rows.append({"arm": "skips" if model.skip == "both" else "skipless", "depth": model.model_args["depth"], "seed": model.seed,
-                     "dense": run.config.dense, "discovery": run.config.discovery}
+        rows.append({"arm": "skips" if model.skip == "both" else "skipless", "depth": model.model_args["depth"],
+                     "seed": model.seed, "dense": run.config.dense, "discovery": run.config.discovery}
                     | {name: run.result.get(name) for name in ("miou_single", "miou_multi", "corloc", "similarity")})
     return pandas.DataFrame(rows)
 
