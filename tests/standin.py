@@ -1,6 +1,7 @@
 """Write tiny stand-ins for real data sets, in the layouts that `lib.training.data` meets: the hub's, image folders."""
 
 import io
+import json
 from pathlib import Path
 
 import datasets
@@ -60,3 +61,54 @@ def make_folder(folder: Path, counts: dict[str, int], *, size: tuple[int, int] =
         for number in range(count):
             picture(label, number, size, mode).save(folder / name / f"{number}.png")
     return folder
+
+
+def _quarter(size: tuple[int, int]) -> Image.Image:
+    """Return a mask of class 0, with class 3 in the lower right quarter and ignored pixels in the first row."""
+    mask = np.zeros((size[1], size[0]), np.uint8)
+    mask[size[1] // 2:, size[0] // 2:] = 3
+    mask[: size[1] // 8] = 255
+    return Image.fromarray(mask)
+
+
+def make_dense(name: str, folder: Path, count: int = 3, size: tuple[int, int] = (80, 64)) -> Path:
+    """Write a stand-in for a dense set in its published layout: noise with an object in the lower right quarter."""
+    names = [f"picture_{number}" for number in range(count)]
+    width, height = size
+    places = {"voc2012": [("JPEGImages", "SegmentationClass")], "coco20k": [("train2014", None)],
+              "ade20k": [(f"images/{split}", f"annotations/{split}") for split in ("training", "validation")],
+              "coco_stuff": [(f"images/{split}", f"annotations/{split}") for split in ("train2017", "val2017")]}[name]
+    for images, masks in places:
+        for part in filter(None, (images, masks)):
+            (folder / part).mkdir(parents=True)
+        for number, stem in enumerate(names):
+            picture(number, number, size).save(folder / images / f"{stem}.jpg")
+            if masks:
+                _quarter(size).save(folder / masks / f"{stem}.png")
+    lines = "\n".join(names) + "\n"
+    if name == "voc2012":
+        for file in ("Segmentation/train.txt", "Segmentation/val.txt", "Main/trainval.txt"):
+            (folder / "ImageSets" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "ImageSets" / file).write_text(lines)
+        (folder / "Annotations").mkdir()
+        box = f"<xmin>{width // 2 + 1}</xmin><ymin>{height // 2 + 1}</ymin><xmax>{width}</xmax><ymax>{height}</ymax>"
+        for stem in names:
+            (folder / "Annotations" / f"{stem}.xml").write_text(f"<annotation><object><bndbox>{box}</bndbox></object></annotation>")
+    if name == "coco20k":
+        content = {"images": [{"id": number, "file_name": f"{stem}.jpg"} for number, stem in enumerate(names)],
+                   "annotations": [{"image_id": number, "iscrowd": crowd, "bbox": [width / 2, height / 2, width / 2, height / 2]}
+                                   for number in range(count) for crowd in (0, 1)]}
+        (folder / "annotations").mkdir()
+        (folder / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
+        (folder / "coco_20k_filenames.txt").write_text("".join(f"train2014/{stem}.jpg\n" for stem in names))
+    return folder
+
+
+def make_dense_parquet(folder: Path, size: tuple[int, int] = (80, 64)) -> None:
+    """Write a dense set as one parquet file with the columns image, mask and boxes."""
+    rows = {"image": [{"bytes": encode(picture(0, 0, size)), "path": "a.png"}], "mask": [{"bytes": encode(_quarter(size)), "path": "a_mask.png"}],
+            "boxes": [[[size[0] / 2, size[1] / 2, float(size[0]), float(size[1])]]]}
+    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image(),
+                                  "boxes": datasets.Sequence(datasets.Sequence(datasets.Value("float64")))})
+    pyarrow.parquet.write_table(datasets.Dataset.from_dict(rows, features=features).with_format("arrow")[:],
+                                folder / "train-00000-of-00001.parquet")

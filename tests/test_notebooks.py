@@ -13,6 +13,7 @@ import yaml
 
 from lib import files
 from lib.companion import fingerprint, params, workflow
+from lib.training import dense
 
 NOTEBOOKS = fingerprint.notebooks()
 IGNORED = "nbval-ignore-output"
@@ -101,13 +102,22 @@ def hub(tmp_path, monkeypatch):
     for name in ("cifar10", "tiny-imagenet", "imagenet-1k"):
         standin.make(name, tmp_path / name, images_per_class=8 if name == "cifar10" else 2)
         monkeypatch.setenv("COMPANION_" + name.upper().replace("-", "_"), str(tmp_path / name))
+    for name in dense.SETS:
+        standin.make_dense(name, tmp_path / name)
+        monkeypatch.setenv(f"COMPANION_{name.upper()}", str(tmp_path / name))
 
 
 FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 4, "device": "cpu", "workers": 0, "kappa_images": 4, "images": 2,
        "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 10, "test_images": 4, "cases": 20,
        "draws": 20, "search_steps": 2, "jacobian_tokens": 4, "accumulation": 1, "peer_epochs": 1, "peer_images": 10,
        "mae_epochs": 1, "mae_finetune_epochs": 1, "mae_batch_size": 4, "mae_images": 10, "timing_batch": 1,
-       "timing_rounds": 1, "worker_images": 24}
+       "timing_rounds": 1, "worker_images": 24, "spectra_depths": [1, 2], "alphas": [2.0], "betas": [0.6], "cs": [3.0],
+       "dino_depth": 2, "dino_epochs": 1, "dino_batch_size": 4, "scene_size": 32, "train_scenes": 2, "test_scenes": 2,
+       "probe_epochs": 1}
+NARROW = {"embed_dim": 24, "num_heads": 2}
+# SOAP decomposes matrices of a ViT-B's width for minutes: notebook 06 keeps its models' patches and recipe, not their size.
+SHRUNK = {"06_skipless": {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW,
+                          "dino_recipe": {"outputs": 64, "hidden_dim": 32, "bottleneck_dim": 16}}}
 
 
 def two_batches(notebook, values):
@@ -118,7 +128,10 @@ def two_batches(notebook, values):
     few = {name: value for name, value in FEW.items() if name in declared}
     if "recipe" in values:
         few["recipe"] = values["recipe"] | {"test_images": 4, "accumulation": 1}
-    return values | firsts | few
+    shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
+    if shrunk:
+        few["depth"] = 1
+    return values | firsts | few | shrunk
 
 
 @pytest.mark.slow

@@ -1,0 +1,310 @@
+"""DINO pre-training: one run, from a configuration to a teacher, resumable at every epoch.
+
+"Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021, arXiv 2104.14294): a student sees
+large and small crops of an image and learns to say of each what a teacher says of the other large ones; the teacher is
+the student's moving average, its outputs are centred and sharpened. Heads, loss with its centre, and averaging are
+lightly's parts, around a timm ViT with any skip policy and initialisation of `lib.models`. As in `loop`, everything
+random in an epoch is seeded from (seed, epoch), so a resumed run repeats itself bit for bit, and a loss that breaks is a
+result.
+"""
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from lightly.loss import DINOLoss
+from lightly.models.modules import DINOProjectionHead
+from lightly.models.utils import update_momentum
+from lightly.utils.scheduler import cosine_schedule
+from timm.models.vision_transformer import VisionTransformer
+from timm.scheduler import CosineLRScheduler
+from torch import Tensor, nn
+
+from lib.errors import InputError
+from lib.training import checkpoint, loop
+from lib.training.data import Split
+from lib.transforms.multicrop import multi_crop
+
+NEIGHBOURS, NEIGHBOUR_TEMPERATURE = 20, 0.07  # the published k-NN classifier
+NEIGHBOUR_IMAGES = 20_000  # training images that it looks among, at most
+
+
+@dataclass(frozen=True)
+class DinoConfig:
+    """Everything that decides the numbers of one pre-training run (the run store hashes it).
+
+    The model is a ViT of `lib.models.zoo`; data, budget and recipe mean what they do in `loop.TrainConfig`; the
+    defaults are the published ones for a ViT-S at batch 256. Weight decay goes from `weight_decay` to
+    `final_weight_decay` and the teacher's momentum from `momentum` to 1 by a cosine over all steps; the teacher's
+    temperature rises from `first_temperature` to `teacher_temperature` over the share `temperature_warmup` of the
+    epochs. `global_scale` and `local_scale` are [low, high] shares of the image's area, `local_size` is in pixels. The
+    head's last layer, of `outputs` rows, is frozen for `frozen_epochs`. Raises InputError for a value out of its range.
+    """
+
+    data: str
+    model: str
+    seed: int
+    epochs: int
+    learning_rate: float
+    model_args: dict = field(default_factory=dict)
+    skip: str = "both"
+    skipless: dict = field(default_factory=dict)
+    img_size: int | None = None
+    channels: int | None = None
+    train_images: int | None = None
+    test_images: int | None = None
+    validation: float = 0.1
+    batch_size: int = 256
+    optimizer: str = "adamw"
+    weight_decay: float = 0.04
+    final_weight_decay: float = 0.4
+    warmup: float = 0.1
+    minimum_learning_rate: float = 1e-6
+    clip: float = 3.0
+    momentum: float = 0.996
+    first_temperature: float = 0.04
+    teacher_temperature: float = 0.07
+    temperature_warmup: float = 0.1
+    student_temperature: float = 0.1
+    outputs: int = 65536
+    hidden_dim: int = 2048
+    bottleneck_dim: int = 256
+    frozen_epochs: int = 1
+    local_crops: int = 8
+    local_size: int = 96
+    global_scale: list = field(default_factory=lambda: [0.4, 1.0])
+    local_scale: list = field(default_factory=lambda: [0.05, 0.4])
+    precision: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self):
+        # What all kinds of run have is checked in one place; what DINO lacks keeps its defaults.
+        loop.TrainConfig(**{name: getattr(self, name) for name in loop.TrainConfig.__dataclass_fields__ if hasattr(self, name)})
+        for name, minimum in {"local_crops": 0, "frozen_epochs": 0, "local_size": 1, "hidden_dim": 1, "bottleneck_dim": 1,
+                              "outputs": 2}.items():
+            if getattr(self, name) < minimum:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+        for name in ("first_temperature", "teacher_temperature", "student_temperature"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("momentum", "temperature_warmup"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must lie between 0 and 1")
+        for name in ("global_scale", "local_scale"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                raise InputError(f"{name} is {[low, high]}; it must be [low, high] with 0 < low <= high <= 1")
+
+
+class Dino(nn.Module):
+    """Student, teacher and loss: map large views, small views (lists of (B, C, H, W)) and a temperature to the loss."""
+
+    def __init__(self, vits: tuple[VisionTransformer, VisionTransformer], config: DinoConfig):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # lightly's head uses torch's older weight norm
+            self.student, self.teacher = (
+                nn.ModuleDict({"vit": vit, "head": DINOProjectionHead(
+                    vit.embed_dim, config.hidden_dim, config.bottleneck_dim, config.outputs,
+                    freeze_last_layer=config.frozen_epochs)}) for vit in vits)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+        self.criterion = DINOLoss(config.outputs, student_temp=config.student_temperature)
+
+    def forward(self, large: list[Tensor], small: list[Tensor], temperature: float) -> Tensor:
+        with torch.no_grad():
+            taught = _run(self.teacher, large)
+        said = _run(self.student, large) + (_run(self.student, small) if small else [])
+        return self.criterion([view.float() for view in taught], [view.float() for view in said], teacher_temp=temperature)
+
+    def train(self, mode: bool = True) -> "Dino":
+        """Switch the student's drop path on or off; the teacher never has any."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+
+def _run(network: nn.ModuleDict, views: list[Tensor]) -> list[Tensor]:
+    return list(network["head"](network["vit"](torch.cat(views))).chunk(len(views)))
+
+
+def build_vit(config: DinoConfig) -> VisionTransformer:
+    """Create the ViT that `config` describes, without a classifier and for images of any size, in its seed's initial state.
+
+    Raises InputError for a model that is no ViT, for a crop that patches do not tile, and as `loop.build_model` does.
+    """
+    shared = {name: getattr(config, name) for name in loop.TrainConfig.__dataclass_fields__ if hasattr(config, name)}
+    arguments = {**config.model_args, "dynamic_img_size": True}
+    vit = loop.build_model(loop.TrainConfig(**shared | {"model_args": arguments}))
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(f"{config.model} cannot be DINO's backbone: it is no ViT")
+    patch = vit.patch_embed.patch_size[0]
+    if config.local_size % patch:
+        raise InputError(f"local_size {config.local_size} is not divisible by the patch size {patch} of {config.model}")
+    vit.reset_classifier(0)
+    return vit
+
+
+def load_teacher(folder: Path) -> tuple[DinoConfig, VisionTransformer]:
+    """Return the configuration and the teacher's ViT, on the CPU in evaluation mode, of the run stored in `folder`."""
+    config = DinoConfig(**json.loads((folder / "config.json").read_text()))
+    vit = build_vit(config)
+    vit.load_state_dict(checkpoint.read(folder / "model.safetensors"))
+    return config, vit.eval()
+
+
+def distil(config: DinoConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
+    """Pre-train as `config` says, resuming from the checkpoint in `folder` if it holds one; return the result.
+
+        history          a row per epoch
+        final_loss       of the last epoch's training; None where none was finished
+        validation_top1  percent of validation images that a k-NN classifier on the teacher's features gets right
+        divergence       None, or kind, epoch and step of a loss or (SOAP) gradient that is not finite; the last whole
+                         epoch is kept then
+        seconds          of each epoch
+        parameters       of the ViT, without its head
+
+    The teacher's ViT ends up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    """
+    run = _Distillation(config, folder)
+    while run.epoch < config.epochs and not run.divergence:
+        run.train_epoch(run.epoch + 1)
+        run.save()
+        if report:
+            report(run.history)
+    return run.finish()
+
+
+class _Distillation:
+    """The state of one run between epochs."""
+
+    def __init__(self, config: DinoConfig, folder: Path):
+        self.config, self.folder, self.data = config, folder, loop.dataset(config)
+        self.accelerator = Accelerator(cpu=config.device == "cpu")
+        self.device = self.accelerator.device
+        if self.device.type != config.device:
+            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
+        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
+        self.steps = self.data.train.num_images // config.batch_size
+        if not self.steps:
+            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
+        vits = build_vit(config), build_vit(config)
+        self.net = Dino(vits, config).to(self.device)
+        self.optimizer = loop.build_optimizer(config, self.net.student)
+        self.decayed = [index for index, group in enumerate(self.optimizer.param_groups) if group["weight_decay"]]
+        updates = config.epochs * self.steps
+        self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, lr_min=config.minimum_learning_rate,
+                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
+        self.model, self.stepper = self.accelerator.prepare(self.net, self.optimizer)
+        self.mean, self.std = torch.tensor([self.data.mean, self.data.std], device=self.device)
+        self.epoch, self.history, self.divergence, self.seconds = 0, [], None, []
+        saved = folder / "checkpoint.safetensors"
+        if saved.exists():
+            self._resume(checkpoint.read(saved))
+
+    def train_epoch(self, epoch: int) -> None:
+        config, start = self.config, time.perf_counter()
+        before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        loop.seed_everything(config.seed, epoch, self.shard[0])
+        self.model.train()
+        losses = []
+        batches = self.data.train.batches(config.batch_size, device=self.device, seed=config.seed, epoch=epoch,
+                                          drop_last=True, train=True, shard=self.shard)
+        for step, (images, _) in enumerate(batches, start=(epoch - 1) * self.steps):
+            losses.append(self._step(images, step, epoch))
+            if config.optimizer == "soap" and not losses[-1].isfinite():  # it decomposes its gradients
+                break
+        broken = (~torch.stack(losses).isfinite()).nonzero()
+        if len(broken) or not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
+            step = broken[0].item() if len(broken) else self.steps - 1
+            self.divergence = {"kind": "non-finite", "epoch": epoch, "step": (epoch - 1) * self.steps + step}
+            self.net.load_state_dict(before)
+        self.epoch = epoch
+        self.history.append({"epoch": epoch, "train_loss": loop.finite(torch.stack(losses).mean()),
+                             "learning_rate": self.optimizer.param_groups[0]["lr"], "temperature": self._temperature(epoch)})
+        self.seconds.append(time.perf_counter() - start)
+
+    def save(self) -> None:
+        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
+        for parameter, state in self.optimizer.state.items():
+            self.optimizer.state[parameter] = loop._contiguous(state)
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder / "checkpoint.safetensors", {
+                "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
+                "divergence": self.divergence, "seconds": self.seconds, "model": self.net.state_dict(),
+                "optimizer": self.optimizer.state_dict()})
+
+    def finish(self) -> dict:
+        teacher = self.net.teacher["vit"]
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder / "model.safetensors", teacher.state_dict())
+        found, known = self._features(self.data.validation), self._features(self.data.train, NEIGHBOUR_IMAGES)
+        return {"history": self.history, "final_loss": self.history[-1]["train_loss"], "seconds": self.seconds,
+                "validation_top1": neighbour_top1(*known, *found), "divergence": self.divergence,
+                "parameters": sum(parameter.numel() for parameter in teacher.parameters())}
+
+    def _step(self, images: Tensor, step: int, epoch: int) -> Tensor:
+        """Take one step; return its loss, NaN where the gradient is not finite and SOAP would decompose it."""
+        config, last = self.config, self.config.epochs * self.steps
+        self.schedule.step_update(step)
+        for index in self.decayed:
+            self.optimizer.param_groups[index]["weight_decay"] = cosine_schedule(
+                step, last, config.weight_decay, config.final_weight_decay)
+        large, small = multi_crop(images, self.mean, self.std, size=self.data.img_size, local_size=config.local_size,
+                                  local_crops=config.local_crops, scale=config.global_scale, local_scale=config.local_scale)
+        low = config.precision != "float32"
+        with torch.autocast(self.device.type, loop.PRECISIONS[config.precision], enabled=low):
+            loss = self.model(large, small, self._temperature(epoch))
+        self.accelerator.backward(loss)
+        self.net.student["head"].cancel_last_layer_gradients(epoch - 1)
+        norm = self.accelerator.clip_grad_norm_(self.net.student.parameters(), config.clip)
+        if config.optimizer == "soap" and not norm.isfinite():
+            return loss.detach() * torch.nan
+        self.stepper.step()
+        self.stepper.zero_grad()
+        update_momentum(self.net.student, self.net.teacher, cosine_schedule(step, last, config.momentum, 1.0))
+        return loss.detach()
+
+    def _temperature(self, epoch: int) -> float:
+        rising = self.config.temperature_warmup * self.config.epochs
+        share = min(1.0, (epoch - 1) / rising) if rising else 1.0
+        return self.config.first_temperature + share * (self.config.teacher_temperature - self.config.first_temperature)
+
+    @torch.no_grad()
+    def _features(self, split: Split, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the teacher's features (N, d) and labels (N,) of a split's first images, on the CPU."""
+        features, labels = [], []
+        for images, classes in split.batches(loop.EVALUATION_BATCH, device=self.device, train=False):
+            features.append(self.net.teacher["vit"](images).float().cpu())
+            labels.append(classes.cpu())
+            if most and len(labels) * loop.EVALUATION_BATCH >= most:
+                break
+        return torch.cat(features), torch.cat(labels)
+
+    def _resume(self, state: dict) -> None:
+        if state["config"] != asdict(self.config):
+            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
+        self.net.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.history = state["epoch"], state["history"]
+        self.divergence, self.seconds = state["divergence"], state["seconds"]
+
+
+def neighbour_top1(known: Tensor, labels: Tensor, features: Tensor, truth: Tensor) -> float:
+    """Return the percentage of `features` (N, d) whose class a weighted vote of their nearest `known` (M, d) gets right.
+
+    The published k-NN classifier: cosine similarity s, the 20 nearest, votes of exp(s / 0.07).
+    """
+    known, features = (nn.functional.normalize(x, dim=1) for x in (known, features))
+    right = 0
+    for batch, classes in zip(features.split(1000), truth.split(1000)):
+        near = (batch @ known.mT).topk(min(NEIGHBOURS, len(known)), dim=1)
+        votes = torch.zeros(len(batch), int(labels.max()) + 1)
+        votes.scatter_add_(1, labels[near.indices], (near.values / NEIGHBOUR_TEMPERATURE).exp())
+        right += int((votes.argmax(dim=1) == classes).sum())
+    return 100 * right / len(truth)
