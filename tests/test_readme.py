@@ -25,13 +25,19 @@ RUN = {
         f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p data PICTURES -p train_images 0",
     ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml":
         ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
-    ".venv/bin/snakemake --cores all --config preset=gpu": ".venv/bin/snakemake --cores all --config preset=gpu --dry-run",
+    "make plan PRESET=gpu": "make plan PRESET=gpu",
+    "make batch PRESET=gpu": "make --dry-run batch PRESET=gpu && .venv/bin/snakemake --cores all --config preset=gpu --dry-run",
+    "make cluster PRESET=gpu": "make --dry-run cluster PRESET=gpu",  # run by test_slurm
+    "make report PRESET=gpu": "make --dry-run report PRESET=gpu",
+    "make gpu-check": "make --dry-run gpu-check && .venv/bin/python -m workflow.gpu_check --help",
+    "make plan": "make plan", "make batch": "make --dry-run batch", "make cluster": "make --dry-run cluster",
+    "make report": "make --dry-run report",
     "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
 }
 
 
 def test_every_command_of_the_readme_is_run_here():
-    inline = re.findall(r"`(make [a-z]+|\.venv/bin/[^`]+)`", re.sub(r"<!--.*?-->", "", README))
+    inline = re.findall(r"`(make [a-z-]+|\.venv/bin/[^`]+)`", re.sub(r"<!--.*?-->", "", README))
     assert set(COMMANDS + inline) == set(RUN)
 
 

@@ -14,6 +14,7 @@ from lib.companion import figures, fingerprint, ledger, params, workflow
 from lib.errors import InputError
 
 NAME = "01_skip_removal"
+LOOP_START, LOOP_END = workflow.SHOWN["loop"]
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def project(tmp_path, monkeypatch):
     for name, text in {"data/claims.yaml": "claims: {}\n", "data/fashion_mnist/SHA256SUMS": "", "requirements.lock": "",
                        "benchmarks/results/loop.md": "fast\n",
                        "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}between\n"
-                                    f"{workflow.LOOP_START}{workflow.LOOP_END}after\n"}.items():
+                                    f"{LOOP_START}{LOOP_END}after\n"}.items():
         files.write(tmp_path / name, text)
     cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
              v4.new_code_cell("print(x)")]
@@ -54,7 +55,7 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     assert published.metadata.companion["figures"] == ["01_one"] and "papermill" not in text and "/somewhere" not in text
     readme = (project / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
-    assert f"between\n{workflow.LOOP_START}fast\n{workflow.LOOP_END}" in readme
+    assert f"between\n{LOOP_START}fast\n{LOOP_END}" in readme
     assert workflow.check() == []
     workflow.publish()
     assert fingerprint.notebook_path(NAME).read_text() == text and (project / "README.md").read_text() == readme

@@ -29,7 +29,9 @@ BUILD = files.ROOT / "build"
 README = files.ROOT / "README.md"
 BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
-LOOP_START, LOOP_END = "<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"
+# Benchmarks whose stored results the README shows, each between two comments.
+SHOWN = {"loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
+         "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n")}
 
 
 def execute(notebook: str, preset: str, output: Path) -> None:
@@ -137,10 +139,14 @@ def benchmark(name: str) -> str:
 
 
 def _current_readme() -> str:
-    """Return README.md with the ledger and the loop's benchmark as they are stored."""
+    """Return README.md with the ledger and the benchmarks as they are stored."""
     text = README.read_text()
-    for start, end, content in ((LEDGER_START, LEDGER_END, ledger.markdown(folded=True)),
-                                (LOOP_START, LOOP_END, (BENCHMARKS / "results" / "loop.md").read_text())):
+    blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True))]
+    for name, (start, end) in SHOWN.items():
+        stored = BENCHMARKS / "results" / f"{name}.md"
+        if stored.exists():
+            blocks.append((start, end, stored.read_text()))
+    for start, end, content in blocks:
         before, _, rest = text.partition(start)
         text = before + start + content + end + rest.partition(end)[2]
     return text

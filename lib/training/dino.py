@@ -232,7 +232,7 @@ class _Distillation:
     def save(self) -> None:
         # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
         for parameter, state in self.optimizer.state.items():
-            self.optimizer.state[parameter] = loop._contiguous(state)
+            self.optimizer.state[parameter] = loop.contiguous(state)
         if self.accelerator.is_main_process:
             checkpoint.write(self.folder / "checkpoint.safetensors", {
                 "config": asdict(self.config), "epoch": self.epoch, "history": self.history,

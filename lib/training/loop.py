@@ -289,7 +289,7 @@ class _Run:
     def save(self) -> None:
         # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
         for parameter, state in self.optimizer.state.items():
-            self.optimizer.state[parameter] = _contiguous(state)
+            self.optimizer.state[parameter] = contiguous(state)
         if self.accelerator.is_main_process:
             checkpoint.write(self.folder / "checkpoint.safetensors", {
                 "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
@@ -440,12 +440,12 @@ def seed_everything(seed: int, epoch: int, process: int) -> None:
     torch.manual_seed(state)
 
 
-def _contiguous(state: object) -> object:
+def contiguous(state: object) -> object:
     """Return a nested state with every tensor contiguous, as a checkpoint stores it."""
     if isinstance(state, dict):
-        return {key: _contiguous(value) for key, value in state.items()}
+        return {key: contiguous(value) for key, value in state.items()}
     if isinstance(state, list):
-        return [_contiguous(value) for value in state]
+        return [contiguous(value) for value in state]
     return state.contiguous() if isinstance(state, torch.Tensor) else state
 
 
