@@ -41,7 +41,8 @@ def test_a_violation_is_counted(monkeypatch):
     assert scaling_survey.identity(10).violations == 10
     monkeypatch.setattr(scaling_survey, "feat_scale", lambda x, s, t: x + s)
     assert scaling_survey.doubled(10).violations == 10
-    monkeypatch.setattr(scaling_survey, "apply_scaling", lambda model, kind, form: next(model.parameters()).add_(1))
+    moved = lambda model, kind, form: list(model.parameters())[-1].add_(1)  # noqa: E731, the head's bias
+    monkeypatch.setattr(scaling_survey, "apply_scaling", moved)
     assert scaling_survey.neutral("featscale", 12).violations == 12
     assert scaling_survey._counted([float("nan"), 0.0]).violations == 1
 
@@ -76,6 +77,10 @@ def test_masked_pairs_of_shifted_windows_meet_only_in_the_released_form():
     plain.load_state_dict(model.state_dict())
     apart = scaling_survey.shifted_windows(plain, IMAGES)
     assert apart.violations == apart.cases == found.cases
+    with torch.no_grad():
+        for omega in scaling_parameters(model).values():
+            omega.zero_()
+    assert scaling_survey.shifted_windows(model, IMAGES).cases == 0
     with pytest.raises(InputError, match="no shifted windows"):
         scaling_survey.shifted_windows(small("swin", "attnscale", window_size=14), IMAGES)
 
@@ -221,6 +226,46 @@ def test_a_missing_run_is_named():
         scaling_survey.together(table.drop(index=0))
     with pytest.raises(InputError, match="no run with skip both"):
         scaling_survey.single_effects(table.drop(index=0))
+
+
+def test_learned_statistics():
+    rows = [{"layers": layers, "seed": 3, "scale": scale, "layer": layer, "index": index, "value": value + noise}
+            for layers in ("12", "24") for scale, values in {"ω": [1, 3, 2], "s": [0, 0, 0], "t": [1, 2, 3]}.items()
+            for layer, value in enumerate(values, start=1) for index, noise in enumerate((-5.0, 5.0))]
+    found = scaling_survey.learned_statistics(pandas.DataFrame(rows))
+    assert found.loc[("24", 3)].to_dict() == pytest.approx({"omega_grows": 0.5, "t_above_s": 2.0, "gap_grows": 1.0})
+    assert len(found) == 2
+
+
+def fake_run(arm, rate, seed, function="train"):
+    """Return a run whose plain validation score is best at rate 0.1, and whose test score tells its arm and seed."""
+    config = loop.TrainConfig("fashion_mnist", "vit", seed=seed, epochs=1, learning_rate=rate, model_args=scaling_survey.ARMS[arm])
+    test = 10 * seed + {"plain": 0, "AttnScale": 1, "FeatScale": 2}[arm]
+    result = {"validation_top1": test - abs(rate - 0.1), "final_test_top1": None if seed == 9 else test, "divergence": None}
+    return runs.Run(config, f"{function} {arm} {rate} {seed}", None, result, [])
+
+
+def test_compare_tunes_on_the_plain_arm_and_pairs_by_seed(monkeypatch):
+    asked = []
+
+    def load_or_run(function, configs, **store):
+        asked.append(len(configs))
+        names = {"": "plain", "attnscale": "AttnScale", "featscale": "FeatScale"}
+        return [fake_run(names[config.model_args.get("scaling", "")], config.learning_rate, config.seed, function.__name__)
+                for config in configs]
+
+    monkeypatch.setattr(runs, "load_or_run", load_or_run)
+    arms = scaling_survey.compare(lambda arm, rate, seed: fake_run(arm, rate, seed).config, [0.01, 0.1], [1, 2, 9],
+                                  respecting=True, workers=0)
+    assert asked == [6, 6, 3] and list(arms) == [*scaling_survey.ARMS, scaling_survey.RESPECTING]
+    assert all(run.config.learning_rate == 0.1 and run.config.seed == seed for found in arms.values()
+               for run, seed in zip(found, [1, 2, 9], strict=True))
+    assert arms["FeatScale"][1].hash == "train FeatScale 0.1 2"
+    assert arms[scaling_survey.RESPECTING][0].hash == "train_respecting AttnScale 0.1 1"
+    table = scaling_survey.scores({"a": arms, "b": arms})
+    gain = table.set_index(["model", "arm", "seed"]).gain
+    assert (gain["b", "FeatScale", 2], gain["a", "plain", 1]) == (2, 0) and math.isnan(gain["a", "AttnScale", 9])
+    assert scaling_survey.better(table, "a") == "FeatScale"
 
 
 @pytest.mark.slow

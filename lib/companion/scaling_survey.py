@@ -16,14 +16,18 @@ from timm.models.cait import TalkingHeadAttn
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
+from lib.companion import runs
 from lib.companion.graying_survey import interleaved, one_thread
 from lib.companion.ledger import Measurement
+from lib.companion.respecting import train_respecting
+from lib.companion.runs import Run
 from lib.companion.surveys import Draws
 from lib.errors import InputError
 from lib.models import probe, zoo
 from lib.models.scaling import apply_scaling, feat_scale, scaling_parameters
 from lib.theory.conditioning import condition_number, summarise_log_kappa
 from lib.theory.spectral import dc, hc, signal_spectrum, token_similarity
+from lib.training import loop
 
 ARMS = {"plain": {}, "AttnScale": {"scaling": "attnscale"}, "FeatScale": {"scaling": "featscale"}}  # model arguments
 TOLERANCE = 1e-6
@@ -66,7 +70,7 @@ def identity(cases: int, seed: int = 0) -> Measurement:
 
 
 def doubled(cases: int, seed: int = 0) -> Measurement:
-    """Compare the released DeiT block, which adds s∘DC[X] and t∘HC[X] twice, with FeatScale at 2s and 2t, in float64."""
+    """Compare the released DeiT block, which adds s∘DC[X] and t∘HC[X] twice, with FeatScale at 2s and 2t; float64."""
     draws, differences = Draws(seed), []
     for _ in range(cases):
         n, d = draws.whole(2, 40), draws.whole(1, 16)
@@ -125,7 +129,10 @@ def talking_heads(model: nn.Module, images: Tensor) -> Measurement:
 
 @torch.no_grad()
 def shifted_windows(model: nn.Module, images: Tensor) -> Measurement:
-    """Count the masked pairs of tokens in the shifted windows of a Swin with AttnScale whose scaled weight is 0."""
+    """Count the masked pairs of tokens in the shifted windows of a Swin with AttnScale whose scaled weight is 0.
+
+    Heads whose ω is 0 are left out.
+    """
     weights = []
     for (_, block), attn in zip(zoo.blocks(model), probe.attention_maps(model, images), strict=True):
         if block.attn_mask is not None:
@@ -133,12 +140,64 @@ def shifted_windows(model: nn.Module, images: Tensor) -> Measurement:
             low_pass = block.attn.low_pass(one_hot, block.attn_mask)  # L itself
             scaled = attn + block.attn.omega[:, None, None] * (attn - low_pass)
             apart = (block.attn_mask != 0).repeat(len(attn) // len(block.attn_mask), 1, 1)[:, None]
-            weights.append(scaled[apart.expand_as(scaled)].abs())
+            meant = apart & (block.attn.omega != 0)[:, None, None]
+            weights.append(scaled[meant.expand_as(scaled)].abs())
     if not weights:
         raise InputError("this model has no shifted windows; give a Swin whose image is larger than its windows")
     weight = torch.cat(weights)
-    return Measurement(violations=int((weight <= UNDERFLOW).sum()), cases=len(weight),
-                       note=f"weights of masked pairs: {float(weight.min()):.0e} to {float(weight.max()):.0e}")
+    note = f"weights of masked pairs: {float(weight.min()):.0e} to {float(weight.max()):.0e}" if len(weight) else "every ω is 0"
+    return Measurement(violations=int((weight <= UNDERFLOW).sum()), cases=len(weight), note=note)
+
+
+# --- The runs ---------------------------------------------------------------------------------------------------------
+
+RESPECTING = "AttnScale, respecting"
+Configure = Callable[[str, float, int], loop.TrainConfig]  # arm, learning rate, seed
+
+
+def tune(configure: Configure, rates: Sequence[float], seeds: Sequence[int], **store: object) -> list[Run]:
+    """Train the plain arm at every learning rate; return its runs at the best, one a seed.
+
+    The best has the highest mean validation top-1. `store` goes to `runs.load_or_run`: workers and report.
+    """
+    found = runs.load_or_run(loop.train, [configure("plain", rate, seed) for rate in rates for seed in seeds], **store)
+    best = runs.table(found).groupby("learning_rate").validation_top1.mean().idxmax()
+    return [run for run in found if run.config.learning_rate == best]
+
+
+def compare(configure: Configure, rates: Sequence[float], seeds: Sequence[int], *, respecting: bool = False,
+            **store: object) -> dict[str, list[Run]]:
+    """Train every arm at the learning rate that `tune` finds for the plain one; return each arm's runs, one a seed.
+
+    With `respecting` AttnScale is also trained in the form that respects masks and row sums.
+    """
+    plain = tune(configure, rates, seeds, **store)
+    rate, scaled = plain[0].config.learning_rate, [arm for arm in ARMS if arm != "plain"]
+    found = runs.load_or_run(loop.train, [configure(arm, rate, seed) for arm in scaled for seed in seeds], **store)
+    arms = {"plain": plain} | {arm: found[len(seeds) * place:][:len(seeds)] for place, arm in enumerate(scaled)}
+    if respecting:
+        configs = [configure("AttnScale", rate, seed) for seed in seeds]
+        arms[RESPECTING] = runs.load_or_run(train_respecting, configs, **store)
+    return arms
+
+
+def scores(compared: Mapping[str, Mapping[str, list[Run]]]) -> pandas.DataFrame:
+    """Return a row per run of what `compare` found for each model.
+
+    `gain` is top-1 after the last epoch minus that of the plain arm with the same seed, in points.
+    """
+    table = pandas.concat([runs.table(found).assign(model=model, arm=arm)
+                           for model, arms in compared.items() for arm, found in arms.items()], ignore_index=True)
+    table["final_test_top1"] = pandas.to_numeric(table.final_test_top1)  # None where training broke
+    plain = table[table.arm == "plain"].set_index(["model", "seed"]).final_test_top1
+    table["gain"] = table.final_test_top1 - plain.loc[list(zip(table.model, table.seed))].to_numpy()
+    return table
+
+
+def better(table: pandas.DataFrame, model: str) -> str:
+    """Return which of AttnScale and FeatScale, as released, has the higher mean validation top-1, from `scores`."""
+    rows = table[(table.model == model) & table.arm.isin(["AttnScale", "FeatScale"])]
+    return rows.groupby("arm").validation_top1.mean().idxmax()
 
 
 # --- What is learned, and what it does to tokens ----------------------------------------------------------------------
@@ -155,6 +214,19 @@ def learned(model: nn.Module) -> pandas.DataFrame:
     if not rows:
         raise InputError(f"this {type(model).__name__} has no scaling")
     return pandas.DataFrame(rows)
+
+
+def learned_statistics(table: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the statistics of the claims anti.learned.*: a row per value of `layers` and seed, a column per claim.
+
+    `table` holds `learned` of the models with AttnScale and with FeatScale, with the columns `layers` and `seed`.
+    """
+    means = table.groupby(["layers", "seed", "scale", "layer"], sort=False).value.mean().unstack("scale")
+    return pandas.DataFrame({key: {
+        "omega_grows": rank_by_layer(rows["ω"].droplevel(["layers", "seed"])),
+        "t_above_s": float((rows["t"] - rows["s"]).mean()),
+        "gap_grows": rank_by_layer((rows["t"] - rows["s"]).droplevel(["layers", "seed"]))}
+        for key, rows in means.groupby(level=["layers", "seed"], sort=False)}).T.rename_axis(["layers", "seed"])
 
 
 def rank_by_layer(values: pandas.Series) -> float:
@@ -187,8 +259,8 @@ def by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
     """
     tokens = _after_blocks(model, probe.branch_outputs(model, images))
     return pandas.DataFrame([
-        {"layer": layer, "features": float(token_similarity(x).mean()), "attention": float(token_similarity(attn).mean()),
-         "hc_share": _hc_share(x)}
+        {"layer": layer, "features": float(token_similarity(x).mean()), "hc_share": _hc_share(x),
+         "attention": float(token_similarity(attn).mean())}
         for layer, (x, attn) in enumerate(zip(tokens, acting_maps(model, images), strict=True), start=1)])
 
 
@@ -254,8 +326,8 @@ def _step(model: nn.Module, images: Tensor) -> Callable[[], None]:
 
 CURES = {"graying": "none", "scaling": "none", "init": "timm"}  # each factor with the level that is no cure
 NONE = tuple(CURES.values())
-NAMES = {"dct": "DCT graying", "svd": "SVD graying", "attnscale": "AttnScale", "featscale": "FeatScale",
-         "skipless": "skipless init"}
+NAMES = {"dct": "DCT graying", "svd": "SVD graying", "svd_fast": "fast SVD graying", "attnscale": "AttnScale",
+         "featscale": "FeatScale", "skipless": "skipless init"}
 MEASURES = {"top1": "top-1 (%)", "log_kappa": "ln κ of SAB outputs", "hc_share": "HC share (%)",
             "similarity": "token similarity"}
 SURE = 2.0  # standard deviations that a difference must exceed
@@ -300,8 +372,8 @@ def together(table: pandas.DataFrame) -> pandas.DataFrame:
     for skip, seed, levels in _cells(table):
         cures = _active(levels)
         if len(cures) > 1:
-            alone = [_change(table, "top1", skip, seed, tuple(level if level == cure else none for level, none in
-                                                              zip(levels, NONE))) for cure in cures]
+            alone = [_change(table, "top1", skip, seed, tuple(level if level == cure else none
+                                                              for level, none in zip(levels, NONE))) for cure in cures]
             rows.append({"skip": skip, "seed": seed, "cures": " + ".join(NAMES[cure] for cure in cures),
                          "gain": _change(table, "top1", skip, seed, levels), "parts": sum(alone), "best": max(alone),
                          "spread": math.sqrt(1 + len(cures) + (len(cures) - 1) ** 2)})
@@ -318,8 +390,9 @@ def adding_up(comparison: pandas.DataFrame, sd: float) -> pandas.DataFrame:
     one = SURE * sd / grouped.size() ** 0.5
     excess, margin = mean.gain - mean.parts, one * mean.spread
     counts = pandas.DataFrame({
-        "more than the sum": excess > margin, "like the sum": excess.abs() <= margin, "less than the sum": excess < -margin,
-        "better than the best alone": mean.gain - mean.best > one * math.sqrt(2), "combinations": True})
+        "more than the sum": excess > margin, "like the sum": excess.abs() <= margin,
+        "less than the sum": excess < -margin, "better than the best alone": mean.gain - mean.best > one * math.sqrt(2),
+        "combinations": True})
     return counts.groupby(level="skip", sort=False).sum()
 
 
@@ -337,6 +410,6 @@ def _change(table: pandas.DataFrame, measure: str, skip: str, seed: int, levels:
     for cell in (levels, NONE):
         if (skip, seed, *cell) not in values.index:
             missing = ", ".join(f"{factor} {level}" for factor, level in zip(CURES, cell))
-            raise InputError(f"no run with skip {skip}, seed {seed}, {missing}: what cures do together is compared with "
-                             "each of them alone and with none")
+            raise InputError(f"no run with skip {skip}, seed {seed}, {missing}: what cures do together is compared "
+                             "with each of them alone and with none")
     return float(values[(skip, seed, *levels)] - values[(skip, seed, *NONE)])
