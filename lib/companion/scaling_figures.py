@@ -48,8 +48,8 @@ def learned(table: pandas.DataFrame) -> Figure:
             axis.axhline(0, color="0.3", linewidth=1)
             axis.legend(title="", ncols=2)
             axis.xaxis.get_major_locator().set_params(integer=True)
-        axes[0, column].set(title=depth, ylabel="AttnScale: mean over heads")
-        axes[1, column].set(xlabel="layer", ylabel="FeatScale: mean over channels")
+        axes[0, column].set(title=depth, ylabel="mean over heads")
+        axes[1, column].set(xlabel="layer", ylabel="mean over channels")
     return figure
 
 
@@ -77,7 +77,7 @@ def spectra(gains_of: Mapping[str, Tensor], columns: int = 6) -> Figure:
 
 
 def by_layer(table: pandas.DataFrame) -> Figure:
-    """Draw HC share and similarities by layer, mean and ± 1 sd over seeds: a row per model of `layers`."""
+    """Draw HC share and similarities by layer, mean and range over seeds: a row per model of `layers`."""
     titles = {"hc_share": "HC share of the tokens (%)", "features": "similarity of tokens",
               "attention": "similarity of attention rows"}
     depths, arms = list(dict.fromkeys(table.layers)), list(dict.fromkeys(table.arm))
@@ -85,7 +85,7 @@ def by_layer(table: pandas.DataFrame) -> Figure:
     for row, depth in enumerate(depths):
         for axis, (column, title) in zip(axes[row], titles.items()):
             seaborn.lineplot(table[table.layers == depth], x="layer", y=column, hue="arm", style="arm", hue_order=arms,
-                             style_order=arms, palette=[COLOURS[arm] for arm in arms], errorbar="sd", ax=axis)
+                             style_order=arms, palette=[COLOURS[arm] for arm in arms], errorbar=("pi", 100), ax=axis)
             axis.set(title=title if row == 0 else "", xlabel="layer", ylabel=depth if column == "hc_share" else "")
             handles, labels = axis.get_legend_handles_labels()
             axis.get_legend().remove()
