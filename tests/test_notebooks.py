@@ -117,6 +117,7 @@ def two_batches(notebook, values):
     few = {name: value for name, value in FEW.items() if name in declared}
     if "recipe" in values:
         few["recipe"] = values["recipe"] | {"test_images": 16}
+    few |= {name: values[name] | {"batch_size": 16} for name in ("deep_recipe", "fine_recipe") if name in values}
     return values | firsts | few
 
 
