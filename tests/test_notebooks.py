@@ -113,7 +113,8 @@ FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 4, "device": "cpu", "workers
        "mae_epochs": 1, "mae_finetune_epochs": 1, "mae_batch_size": 4, "mae_images": 10, "timing_batch": 1,
        "timing_rounds": 1, "worker_images": 24, "spectra_depths": [1, 2], "alphas": [2.0], "betas": [0.6], "cs": [3.0],
        "dino_depth": 2, "dino_epochs": 1, "dino_batch_size": 4, "scene_size": 32, "train_scenes": 2, "test_scenes": 2,
-       "probe_epochs": 1}
+       "probe_epochs": 1, "deep": 2, "fine_epochs": 1, "factorial_depth": 1, "factorial_epochs": 1, "factorial_seeds": [0],
+       "timing_images": 2}
 NARROW = {"embed_dim": 24, "num_heads": 2}
 # SOAP decomposes matrices of a ViT-B's width for minutes: notebook 06 keeps its models' patches and recipe, not their size.
 SHRUNK = {"06_skipless": {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW,
@@ -131,6 +132,7 @@ def two_batches(notebook, values):
     shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
     if shrunk:
         few["depth"] = 1
+    few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
     return values | firsts | few | shrunk
 
 
