@@ -39,7 +39,7 @@ def test_a_notebook_waits_for_the_runs_it_uses_and_for_its_shares():
     assert jobs.earlier("01_skip_removal", "quick") == []
     assert jobs.earlier("04_bounds", "quick") == ["01_skip_removal.ipynb"]
     assert jobs.earlier("01_skip_removal", "gpu") == [f"shares/01_skip_removal.{share}.ipynb" for share in (1, 2, 3)]
-    assert set(jobs.USES) | set(jobs.USES.values()) <= {*fingerprint.notebooks(), "05_anti_oversmoothing", "07_playground"}
+    assert set(jobs.USES) | set(jobs.USES.values()) <= {*fingerprint.notebooks(), "07_playground"}
 
 
 def executed(path, **companion):

@@ -18,7 +18,7 @@ BUILD = files.ROOT / "build"
 RESOURCES = files.ROOT / "workflow" / "resources.yaml"
 # Notebooks that use the runs of another one, which computes them first.
 USES = {"02_token_graying": "01_skip_removal", "03_low_pass": "01_skip_removal", "04_bounds": "01_skip_removal",
-        "05_anti_oversmoothing": "01_skip_removal", "07_playground": "01_skip_removal"}
+        "07_playground": "01_skip_removal"}
 LAST_LINES = 3
 
 
