@@ -106,7 +106,7 @@ def hub(tmp_path, monkeypatch):
 FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 16, "device": "cpu", "workers": 0, "kappa_images": 4, "images": 2,
        "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 40, "cases": 20, "draws": 20,
        "search_steps": 2, "jacobian_tokens": 4, "deep": 2, "fine_epochs": 1, "factorial_depth": 1, "factorial_epochs": 1,
-       "factorial_seeds": [0], "timing_images": 2, "timing_rounds": 1}
+       "factorial_seeds": [0], "epsilons": {"dct": 0.95}, "timing_images": 2, "timing_rounds": 1}
 
 
 def two_batches(notebook, values):
