@@ -120,6 +120,8 @@ NARROW = {"embed_dim": 24, "num_heads": 2}
 SHRUNK = {"06_skipless": {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW,
                           "dino_recipe": {"outputs": 64, "hidden_dim": 32, "bottleneck_dim": 16}}}
 
+ONLY = {"05_anti_oversmoothing": {"epsilons": {"dct": 0.95}}}  # one form of graying
+
 
 def two_batches(notebook, values):
     """Keep a preset's models, data and recipe, but only a first learning rate, a first seed and a few steps."""
@@ -133,7 +135,7 @@ def two_batches(notebook, values):
     if shrunk:
         few["depth"] = 1
     few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
-    return values | firsts | few | shrunk
+    return values | firsts | few | shrunk | ONLY.get(notebook, {})
 
 
 @pytest.mark.slow
