@@ -468,3 +468,11 @@ def test_the_front_door_switches_scaling_on():
         create_model("vit", scaling="fetscale", **arguments)
     with pytest.raises(InputError, match="convmixer"):
         create_model("convmixer_768_32", num_classes=3, scaling="attnscale")
+
+
+def test_the_front_door_knows_both_forms():
+    arguments = {"num_classes": 10, "img_size": 28, "embed_dim": 12, "depths": [2], "num_heads": [2], "patch_size": 2,
+                 "window_size": 7, "scaling": "attnscale"}  # fmt: skip
+    forms = {form: create_model("swin", scaling_form=form, **arguments).layers[0].blocks[1].attn for form in ("released", "respecting")}
+    assert type(forms["released"]) is not type(forms["respecting"])
+    assert type(create_model("swin", **arguments).layers[0].blocks[1].attn) is type(forms["released"])

@@ -8,11 +8,11 @@ import pandas
 import pytest
 import torch
 
-from lib.companion import respecting, runs, scaling_figures, scaling_survey
+from lib.companion import runs, scaling_figures, scaling_survey
 from lib.errors import InputError
 from lib.models import attention_maps, blocks, create_model, zoo
 from lib.models.scaling import apply_scaling, scaling_parameters
-from lib.training import checkpoint, loop
+from lib.training import loop
 
 IMAGES = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -237,12 +237,12 @@ def test_learned_statistics():
     assert len(found) == 2
 
 
-def fake_run(arm, rate, seed, function="train"):
+def fake_run(arm, rate, seed):
     """Return a run whose plain validation score is best at rate 0.1, and whose test score tells its arm and seed."""
-    config = loop.TrainConfig("fashion_mnist", "vit", seed=seed, epochs=1, learning_rate=rate, model_args=scaling_survey.ARMS[arm])
-    test = 10 * seed + {"plain": 0, "AttnScale": 1, "FeatScale": 2}[arm]
+    config = loop.TrainConfig("fashion_mnist", "vit", seed=seed, epochs=1, learning_rate=rate, model_args=scaling_survey.ARGUMENTS[arm])
+    test = 10 * seed + list(scaling_survey.ARGUMENTS).index(arm)
     result = {"validation_top1": test - abs(rate - 0.1), "final_test_top1": None if seed == 9 else test, "divergence": None}
-    return runs.Run(config, f"{function} {arm} {rate} {seed}", None, result, [])
+    return runs.Run(config, f"{arm} {rate} {seed}", None, result, [])
 
 
 def test_compare_tunes_on_the_plain_arm_and_pairs_by_seed(monkeypatch):
@@ -250,41 +250,22 @@ def test_compare_tunes_on_the_plain_arm_and_pairs_by_seed(monkeypatch):
 
     def load_or_run(function, configs, **store):
         asked.append(len(configs))
-        names = {"": "plain", "attnscale": "AttnScale", "featscale": "FeatScale"}
-        return [fake_run(names[config.model_args.get("scaling", "")], config.learning_rate, config.seed, function.__name__)
-                for config in configs]
+        names = list(scaling_survey.ARGUMENTS)
+        arms = [names[list(scaling_survey.ARGUMENTS.values()).index(config.model_args)] for config in configs]
+        return [fake_run(arm, config.learning_rate, config.seed) for arm, config in zip(arms, configs)]
 
     monkeypatch.setattr(runs, "load_or_run", load_or_run)
     arms = scaling_survey.compare(lambda arm, rate, seed: fake_run(arm, rate, seed).config, [0.01, 0.1], [1, 2, 9],
                                   respecting=True, workers=0)
-    assert asked == [6, 6, 3] and list(arms) == [*scaling_survey.ARMS, scaling_survey.RESPECTING]
+    assert asked == [6, 9] and list(arms) == [*scaling_survey.ARMS, scaling_survey.RESPECTING]
     assert all(run.config.learning_rate == 0.1 and run.config.seed == seed for found in arms.values()
                for run, seed in zip(found, [1, 2, 9], strict=True))
-    assert arms["FeatScale"][1].hash == "train FeatScale 0.1 2"
-    assert arms[scaling_survey.RESPECTING][0].hash == "train_respecting AttnScale 0.1 1"
+    assert arms["FeatScale"][1].hash == "FeatScale 0.1 2"
+    assert arms[scaling_survey.RESPECTING][0].hash == "AttnScale, respecting 0.1 1"
     table = scaling_survey.scores({"a": arms, "b": arms})
     gain = table.set_index(["model", "arm", "seed"]).gain
     assert (gain["b", "FeatScale", 2], gain["a", "plain", 1]) == (2, 0) and math.isnan(gain["a", "AttnScale", 9])
     assert scaling_survey.better(table, "a") == "FeatScale"
-
-
-@pytest.mark.slow
-def test_training_in_the_respecting_form(store):
-    def config(scaling, size=28):
-        arguments = {**scaling_survey.SMALL["swin"], "embed_dim": 12, **scaling_survey.ARMS[scaling]}
-        return loop.TrainConfig("fashion_mnist", "swin", seed=0, epochs=1, learning_rate=1e-2, model_args=arguments,
-                                train_images=80, test_images=20, batch_size=8, probe_images=0)
-
-    released, = runs.load_or_run(loop.train, [config("AttnScale")], workers=0)
-    other, = runs.load_or_run(respecting.train_respecting, [config("AttnScale")], workers=0)
-    assert other.folder.parent.name == "train_respecting" and zoo.apply_scaling is apply_scaling
-    omegas = [{name: value for name, value in checkpoint.read(run.folder / "model.safetensors").items() if "omega" in name}
-              for run in (released, other)]
-    assert omegas[0].keys() == omegas[1].keys() == scaling_parameters(other.load_model()).keys()
-    assert any(not torch.equal(omegas[0][name], omegas[1][name]) for name in omegas[0])
-    with pytest.raises(InputError, match="featscale has no form 'respecting'"):
-        runs.load_or_run(respecting.train_respecting, [config("FeatScale")], workers=0)
-    assert zoo.apply_scaling is apply_scaling
 
 
 def test_every_figure_is_drawn():

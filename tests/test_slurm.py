@@ -127,19 +127,19 @@ def test_a_job_cancelled_in_the_middle_is_resumed_by_the_next_run(cluster, tmp_p
     with open(tmp_path / "first.log", "w") as log:
         first = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         # Checkpoints appear while the first notebook trains; its job is cancelled then.
-        wait_for(lambda: list((tmp_path / "runs").glob("train/*/metrics.jsonl")) or first.poll() is not None, 240, "a run")
+        wait_for(lambda: list((tmp_path / "runs").glob("train/*/metrics.jsonl")) or first.poll() is not None, 600, "a run")
         job = wait_for(lambda: next((job for comment, job in running(environment).items() if "01_skip" in comment), None),
                        60, "the job of notebook 01")
         subprocess.run(["scancel", job], env=environment, check=True)
-        assert first.wait(400) != 0
+        assert first.wait(900) != 0
     said = (tmp_path / "first.log").read_text()
     assert "01_skip_removal" in said and not (tmp_path / TARGETS[0]).exists()
     finished = {path.parent.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("train/*/result.json")}
 
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert second.returncode == 0, second.stderr[-3000:]
     assert all((tmp_path / target).exists() for target in TARGETS)
     for name, written in finished.items():  # what was finished before the cancellation was not computed again
         assert (tmp_path / "runs" / "train" / name / "result.json").stat().st_mtime_ns == written
-    third = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert third.returncode == 0 and "Nothing to be done" in third.stdout + third.stderr

@@ -89,6 +89,8 @@ def test_timm_still_is_as_the_table_says():
         ({"name": "resnet50"}, "'resnet50' is of another family .*vit, swin, cait, pvt_v2, convmixer"),
         ({"name": "swinv2_tiny_window8_256"}, "another family"),
         ({"name": "vit_small_patch16_dinov3"}, "another family"),
+        ({"name": "swin", "scaling": "attnscale", "scaling_form": "respectful"}, "unknown form 'respectful'; did you mean 'respecting'"),
+        ({"name": "swin", "scaling": "featscale", "scaling_form": "respecting"}, "featscale has no form 'respecting'"),
         ({"name": "vit", "skip": "no_sba"}, "unknown skip 'no_sba'; did you mean 'no_sab'"),
         ({"name": "vit", "skip": False}, "unknown skip False .*allowed: both, no_ffn, no_sab, none"),
         ({"name": "convmixer_768_32", "skip": "no_sab"}, "'no_sab' does not exist for convmixer.*allowed: both, none"),

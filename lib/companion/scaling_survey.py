@@ -19,7 +19,6 @@ from torch.linalg import matrix_norm
 from lib.companion import runs
 from lib.companion.graying_survey import interleaved, one_thread
 from lib.companion.ledger import Measurement
-from lib.companion.respecting import train_respecting
 from lib.companion.runs import Run
 from lib.companion.surveys import Draws
 from lib.errors import InputError
@@ -30,6 +29,8 @@ from lib.theory.spectral import dc, hc, signal_spectrum, token_similarity
 from lib.training import loop
 
 ARMS = {"plain": {}, "AttnScale": {"scaling": "attnscale"}, "FeatScale": {"scaling": "featscale"}}  # model arguments
+RESPECTING = "AttnScale, respecting"  # masks and row sums: on Swin and CaiT
+ARGUMENTS = ARMS | {RESPECTING: {"scaling": "attnscale", "scaling_form": "respecting"}}
 TOLERANCE = 1e-6
 ROW_SUM = 1e-3  # how close to 1 a row sum counts as 1
 UNDERFLOW = 1e-30  # what a softmax leaves of a masked logit lies far below
@@ -151,7 +152,6 @@ def shifted_windows(model: nn.Module, images: Tensor) -> Measurement:
 
 # --- The runs ---------------------------------------------------------------------------------------------------------
 
-RESPECTING = "AttnScale, respecting"
 Configure = Callable[[str, float, int], loop.TrainConfig]  # arm, learning rate, seed
 
 
@@ -172,13 +172,9 @@ def compare(configure: Configure, rates: Sequence[float], seeds: Sequence[int], 
     With `respecting` AttnScale is also trained in the form that respects masks and row sums.
     """
     plain = tune(configure, rates, seeds, **store)
-    rate, scaled = plain[0].config.learning_rate, [arm for arm in ARMS if arm != "plain"]
+    rate, scaled = plain[0].config.learning_rate, [arm for arm in (ARGUMENTS if respecting else ARMS) if arm != "plain"]
     found = runs.load_or_run(loop.train, [configure(arm, rate, seed) for arm in scaled for seed in seeds], **store)
-    arms = {"plain": plain} | {arm: found[len(seeds) * place:][:len(seeds)] for place, arm in enumerate(scaled)}
-    if respecting:
-        configs = [configure("AttnScale", rate, seed) for seed in seeds]
-        arms[RESPECTING] = runs.load_or_run(train_respecting, configs, **store)
-    return arms
+    return {"plain": plain} | {arm: found[len(seeds) * place:][:len(seeds)] for place, arm in enumerate(scaled)}
 
 
 def scores(compared: Mapping[str, Mapping[str, list[Run]]]) -> pandas.DataFrame:

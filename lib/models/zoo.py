@@ -24,6 +24,7 @@ def create_model(
     img_size: int | tuple[int, int] | None = None,
     skip: str = "both",
     scaling: str | None = None,
+    scaling_form: str = "released",
     init: SkiplessInit | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
@@ -40,6 +41,7 @@ def create_model(
             let the output of that branch replace its input in every block. ConvMixer has "both" and "none" only.
         scaling: "attnscale" or "featscale" adds the learnt scaling of Anti-Oversmoothing, at first without effect, to
             ViT, CaiT and Swin; None adds nothing. See lib/models/scaling.py.
+        scaling_form: AttnScale on Swin and CaiT: "released" as in the paper's code, or "respecting" masks and row sums.
         init: a SkiplessInit draws the weights of a ViT's blocks as Cutting the Skip does; None leaves timm's. See
             lib/models/skipless.py.
         timm_kwargs: Whatever else timm takes: `pretrained=True`, `drop_path_rate=0.1`, …
@@ -54,7 +56,7 @@ def create_model(
     family = _family_named(name)
     check_skip(family, skip)
     if scaling is not None:
-        check_scaling(family, scaling)
+        check_scaling(family, scaling, scaling_form)
     if init is not None:
         check_init(family, name)
     arguments = {"num_classes": num_classes, **timm_kwargs}
@@ -68,7 +70,7 @@ def create_model(
     if skip != "both":
         remove_skips(model, skip)
     if scaling is not None:
-        apply_scaling(model, scaling)
+        apply_scaling(model, scaling, form=scaling_form)
     return model
 
 
