@@ -226,6 +226,7 @@ def low_pass_facts(found: Found) -> list[str]:
 
 WIDTH = 12  # features of a token
 STRENGTHS = torch.linspace(0, 1, 21, dtype=torch.float64)
+TOP = 1e8  # κ from here on, infinity too, is drawn at the upper edge
 
 
 def skip_strength(s: float, sharpness: float, tokens: int, draw: int) -> Found:
@@ -256,7 +257,7 @@ def _branch(sharpness: float, tokens: int, draw: int) -> tuple[Tensor, ...]:
 
 SKIP_STRENGTH = (
     Panel("singular values: tokens", ("share of the directions", 0, 1), (1e-5, 30), legend={"SA(X)": BEFORE, "sX + SA(X)": SOLID}),
-    Panel("condition number κ", ("strength s of the skip", 0, 1), (1, 1e8), legend={"sX + SA(X)": SOLID, "K + sI": DASHED}, place="upper right"),
+    Panel("condition number κ", ("strength s of the skip", 0, 1), (1, 1.5 * TOP), legend={"sX + SA(X)": SOLID, "K + sI": DASHED}, place="upper right"),
     Panel("singular values: Jacobian", ("share of the directions", 0, 1), (1e-5, 30), legend={"K": BEFORE, "K + sI": DASHED}))
 
 
@@ -266,9 +267,9 @@ def draw_skip_strength(axes: Sequence[Axes], found: Found) -> None:
         shares = numpy.linspace(0, 1, len(bare))
         axis.plot(shares, bare.clamp(min=1e-9), **BEFORE)
         axis.plot(shares, skipped.clamp(min=1e-9), **style)
-    axes[1].plot(STRENGTHS, found.token_kappas, **SOLID)
-    axes[1].plot(STRENGTHS, found.jacobian_kappas, **DASHED)
-    axes[1].plot([found.s] * 2, found.kappas, "o", color=GREY, markersize=9)
+    axes[1].plot(STRENGTHS, found.token_kappas.clamp(max=TOP), **SOLID)
+    axes[1].plot(STRENGTHS, found.jacobian_kappas.clamp(max=TOP), **DASHED)
+    axes[1].plot([found.s] * 2, [min(kappa, TOP) for kappa in found.kappas], "o", color=GREY, markersize=9)
     axes[1].axvline(found.s, **HERE)
 
 
@@ -516,7 +517,7 @@ def _maps(x: Tensor, w_q: Tensor, w_k: Tensor, heads: int) -> Tensor:
 
 
 SKIPLESS = (Panel("attention, skipless"), Panel("attention, usual"),
-            Panel("σ/σ_max of the Jacobian", ("index", 1, INIT_TOKENS * INIT_WIDTH), (1e-7, 2),
+            Panel("σ of the Jacobian", ("index", 1, INIT_TOKENS * INIT_WIDTH), (1e-5, 300),
                   legend={"K, skipless": SOLID, "K, usual": BEFORE, "K + I, usual": DASHED}))
 
 
@@ -525,7 +526,7 @@ def draw_skipless(axes: Sequence[Axes], found: Found) -> None:
     for axis, attn in zip(axes, found.maps.values()):
         attention_image(axis, attn)
     for values, style in ((found.spectra["skipless"], SOLID), (found.spectra["usual"], BEFORE), (found.with_skip, DASHED)):
-        axes[2].plot(range(1, len(values) + 1), (values / values[0]).clamp(min=1e-9), **style)
+        axes[2].plot(range(1, len(values) + 1), values.clamp(min=1e-9), **style)
 
 
 def skipless_facts(found: Found) -> list[str]:
@@ -545,8 +546,8 @@ def _image(axis: Axes, pixels: numpy.ndarray, **options: object) -> None:
 
 
 def attention_image(axis: Axes, attn: Tensor) -> None:
-    """Draw an attention map (n, n), a row a token that looks; the colours run from 0 to its largest entry."""
-    _image(axis, attn.numpy(), cmap="cividis", vmin=0, vmax=float(attn.max()))
+    """Draw an attention map (n, n), a row a token that looks; the colours run from 0 to its largest entry, at least 2/n."""
+    _image(axis, attn.numpy(), cmap="cividis", vmin=0, vmax=max(float(attn.max()), 2 / len(attn)))
 
 
 EXPLORATIONS = {exploration.name: exploration for exploration in (

@@ -68,8 +68,8 @@ def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
     blocks = 1 + max(row["block"] for row in runs[0].history[0]["log_kappa"])
     kappas = [row["median_log_kappa"] or 0 for run in runs for epoch in run.history for row in epoch["log_kappa"]]
     legend = dict(zip(ARMS.values(), (SOLID, DASHED)))
-    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log="", legend=legend),
-              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, 1.1 * max(kappas)), log="", legend=legend),
+    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log="", legend=legend, place="upper left"),
+              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, 1.5 * max(kappas) + 1), log="", legend=legend, place="upper left"),
               Panel("map, both skips"), Panel("map, no SAB skip"))
     controls = {"epoch": Slider("epoch", 0, epochs, 1, start_epoch), "block": Slider("block", 1, blocks, 1, blocks)}
     states = [{"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0, start_epoch})]
@@ -109,7 +109,9 @@ def replay_facts(found: Found) -> list[str]:
     lines = []
     for arm, name in ARMS.items():
         curve, attn = found.curves[arm], found.maps[arm]
-        look = "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}"
-        lines.append(f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %, ln κ of block {found.block}'s SAB "
-                     f"{found.kappas[arm][found.block - 1]:.2f}, {look}" + (" (training had stopped)" if found.stopped[arm] else ""))
+        kappa = found.kappas[arm][found.block - 1]
+        parts = [f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %",
+                 f"ln κ of block {found.block}'s SAB output " + (f"{kappa:.2f}" if kappa == kappa else "infinite"),
+                 "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}"]
+        lines.append(", ".join(parts) + (" (training had stopped)" if found.stopped[arm] else ""))
     return lines
