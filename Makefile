@@ -44,4 +44,10 @@ benchmark: $(READY)  ## measure speeds again; wants a quiet machine
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke test test-fast check benchmark lab
+app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, through Voilà
+	$(BIN)/voila notebooks/07_playground.ipynb --VoilaConfiguration.progressive_rendering=True
+
+site: $(READY)  ## build the static site of the executed notebooks in build/site
+	@$(BIN)/python -m lib.companion.site
+
+.PHONY: help setup reproduce smoke test test-fast check benchmark lab app site

@@ -160,6 +160,12 @@ def test_a_strip_shows_three_to_five_different_states(exploration):
     figures.plt.close(figure)
 
 
+@pytest.mark.parametrize("answer, said", [(None, "no answer yet"), (7, "right"), (7.004, "right"), (6, "not yet: 6 is too small"),
+                                          (7.1, "not yet: 7.1 is too large"), ("seven", "'seven' is not a number"), (True, "True is not a number")])
+def test_an_answer_is_judged_without_giving_it_away(answer, said):
+    assert explorations.judge(answer, 7.0).startswith(said) and (answer in (7, 7.004) or "7.0" not in explorations.judge(answer, 7.0))
+
+
 def test_no_control_starts_outside_its_range():
     for exploration in EXPLORATIONS.values():
         assert list(exploration.values({})) == list(exploration.controls)

@@ -30,10 +30,10 @@ def test_watching_changes_nothing_and_keeps_a_map_for_every_epoch(found, tmp_pat
     assert [row["epoch"] for row in run.history] == [0, 1, 2, 3]
     for row in run.history:
         maps = torch.tensor(row["attention"])
-        assert maps.shape == (2, 17, 17) and maps.sum(dim=-1).numpy() == pytest.approx(1, abs=1e-5)
+        assert maps.shape == (2, 17, 17) and maps.sum(dim=-1).numpy() == pytest.approx(1, abs=2e-4)
     image, _ = next(iter(loop.dataset(TINY).validation.batches(1, device="cpu", train=False)))
     first = probe.attention_maps(loop.build_model(TINY), image)[1][0].mean(dim=0)
-    assert torch.tensor(run.history[0]["attention"][1]).numpy() == pytest.approx(first.numpy(), abs=1e-6)
+    assert torch.tensor(run.history[0]["attention"][1]).numpy() == pytest.approx(first.numpy(), abs=1e-5)
 
 
 class Stop(Exception):

@@ -12,6 +12,7 @@ from PIL import Image
 from lib import files
 from lib.companion import widgets
 from lib.companion.explorations import EXPLORATIONS
+from lib.companion.params import Parameters
 from lib.errors import InputError
 
 
@@ -95,6 +96,25 @@ def test_the_command_survives_a_shell():
     command = widgets.papermill_command("bound", {"pattern": "two camps", "alpha": 0.5})
     shown = subprocess.run(command.replace(".venv/bin/papermill", "printf '%s\\n'"), shell=True, capture_output=True, text=True)
     assert shown.stdout.splitlines()[-1] == "{pattern: two camps, alpha: 0.5}"
+
+
+@pytest.mark.parametrize("environment, seen, absent", [
+    ({}, {"application/vnd.jupyter.widget-view+json", "image/png"}, set()),
+    ({"COMPANION_WORKFLOW": "1"}, {"image/png"}, {"application/vnd.jupyter.widget-view+json"}),
+    ({"SERVER_SOFTWARE": "voila/0.5"}, {"application/vnd.jupyter.widget-view+json"}, {"image/png"}),
+])
+def test_a_reader_sees_the_strip_a_class_the_explorer(environment, seen, absent, monkeypatch, tmp_path):
+    shown = []
+    monkeypatch.setattr(widgets, "display", lambda value, **options: shown.append(
+        value if isinstance(value, dict) else value._repr_mimebundle_()))
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(widgets.figures.fingerprint, "inputs_fingerprint", lambda *names: "inputs")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    widgets.show(EXPLORATIONS["bound"], Parameters(notebook="04_bounds", preset="custom", bound={"alpha": 0.5}))
+    kinds = {kind for bundle in shown for kind in (bundle[0] if isinstance(bundle, tuple) else bundle)}
+    assert seen <= kinds and not absent & kinds
+    assert (tmp_path / "figures" / "custom" / "04_bound.png").exists() == ("image/png" in seen)
 
 
 # --- Uploads ----------------------------------------------------------------------------------------------------------

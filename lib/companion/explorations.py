@@ -148,6 +148,17 @@ def strip(exploration: Exploration, start: dict | None = None) -> Figure:
     return figure
 
 
+def judge(answer: float | None, right: float) -> str:
+    """Compare a learner's number with the `right` one, to two decimals, without giving it away."""
+    if answer is None:
+        return "no answer yet: put a number in place of None and run the cell"
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return f"{answer!r} is not a number"
+    if abs(answer - right) <= 0.0051:
+        return "right"
+    return f"not yet: {answer:g} is too {'small' if answer < right else 'large'}"
+
+
 # --- 1. Attention as a low-pass filter --------------------------------------------------------------------------------
 
 SIDE = 96  # pixels of the filtered picture

@@ -24,8 +24,8 @@ ARMS = {"both": "both skips", "no_sab": "no SAB skip"}
 def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
     """Train as `loop.train` does; each epoch's row of the history also holds `attention`.
 
-    That is, for every block, the mean over heads of the attention map (n, n) of the first validation image, in lists;
-    None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder meanwhile.
+    That is, for every block, the mean over heads of the attention map (n, n) of the first validation image, to five
+    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder meanwhile.
     """
     path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
     kept = json.loads(path.read_text()) if path.exists() else {"0": _attention(config, loop.build_model(config))}
@@ -56,7 +56,7 @@ def _attention(config: loop.TrainConfig, model: torch.nn.Module) -> list | None:
         maps = probe.attention_maps(model, image)
     except InputError:  # rows of NaN do not sum to 1
         return None
-    return [attn[0].mean(dim=0).double().tolist() for attn in maps]
+    return [attn[0].mean(dim=0).double().round(decimals=5).tolist() for attn in maps]
 
 
 def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
@@ -73,7 +73,7 @@ def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
               Panel("map, both skips"), Panel("map, no SAB skip"))
     controls = {"epoch": Slider("epoch", 0, epochs, 1, start_epoch), "block": Slider("block", 1, blocks, 1, blocks)}
     states = [{"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0, start_epoch})]
-    return Exploration("replay", "Training with and without a skip", controls, functools.partial(replay, found), panels,
+    return Exploration("training", "Training with and without a skip", controls, functools.partial(replay, found), panels,
                        draw_replay, replay_facts, states)
 
 

@@ -6,6 +6,7 @@ queues up pictures, and shows bad input in words, inside. Where there is no kern
 
 import html
 import io
+import os
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -14,11 +15,15 @@ import matplotlib
 import numpy
 import torch
 import yaml
+from IPython.display import Image as DisplayedImage
+from IPython.display import display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lib.companion.explorations import PICTURE_SIDE, Choice, Exploration, Found, Panel, Slider
+from lib.companion import figures
+from lib.companion.explorations import PICTURE_SIDE, Choice, Exploration, Found, Panel, Slider, strip
+from lib.companion.params import WORKFLOW_VARIABLE, Parameters
 from lib.errors import InputError
 
 NOTEBOOK = "notebooks/07_playground.ipynb"
@@ -135,10 +140,14 @@ class Explorer:
     def _stored_values(self) -> dict:
         return self.values
 
+    @property
+    def instead(self) -> str:
+        """Return what stands for the explorer where there is no kernel."""
+        return f"Explorer “{self.exploration.title}”: it needs a running kernel. The strip below shows some of its states."
+
     def _repr_mimebundle_(self, **kwargs: object) -> dict:
-        """Show the widgets; in words where there is no kernel."""
-        return self.box._repr_mimebundle_(**kwargs) | {
-            "text/plain": f"Explorer “{self.exploration.title}”: it needs a running kernel. The strip shows some of its states."}
+        """Show the widgets."""
+        return self.box._repr_mimebundle_(**kwargs) | {"text/plain": self.instead}
 
 
 class GrayingExplorer(Explorer):
@@ -187,6 +196,35 @@ class GrayingExplorer(Explorer):
 
     def _stored_values(self) -> dict:
         return {name: value for name, value in self.values.items() if value != UPLOAD}
+
+
+def show(exploration: Exploration, parameters: Parameters, runs: Sequence[str] = ()) -> None:
+    """Show an explorer in a notebook and, below it and in the figures folder, its strip, which needs no kernel.
+
+    It starts at the dict of its name among the `parameters`, if there is one. In Voilà there is a kernel, and no strip;
+    where the workflow executes the notebook for readers, nobody can move a control, and words stand for the explorer.
+    """
+    start = getattr(parameters, exploration.name, None)
+    start = start if isinstance(start, dict) else {}
+    explorer = (GrayingExplorer if exploration.name == "graying" else Explorer)(exploration, start)
+    if WORKFLOW_VARIABLE in os.environ:
+        display({"text/plain": explorer.instead}, raw=True)
+    else:
+        display(explorer)
+    if not os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
+        figure = strip(exploration, start)
+        figures.save(figure, f"{parameters.notebook[:2]}_{exploration.name}", parameters, runs)
+        display(_small(figure, f"Some states of the explorer “{exploration.title}”"))
+        figures.plt.close(figure)
+
+
+def _small(figure: Figure, words: str) -> DisplayedImage:
+    """Return a figure as a picture of 256 colours: a notebook of strips in full would be too large for a repository."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110)
+    pixels, buffer = Image.open(buffer).convert("RGB").quantize(256), io.BytesIO()
+    pixels.save(buffer, "png", optimize=True)
+    return DisplayedImage(buffer.getvalue(), alt=words)
 
 
 def papermill_command(name: str, values: dict) -> str:
