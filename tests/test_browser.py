@@ -30,7 +30,7 @@ SHOTS = files.ROOT / "build" / "screenshots"
 NOTEBOOK = "07_playground.ipynb"
 SETTINGS = {"@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # else cells out of sight are not there
             "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
-PATIENCE = 180_000  # milliseconds, for a machine with other things to do
+PATIENCE = 60_000  # milliseconds, for a machine with other things to do
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome found"),
               pytest.mark.xdist_group("browser")]
@@ -95,10 +95,13 @@ def opened(request, browser, tmp_path_factory):
     page.on("request", lambda sent: elsewhere.append(sent.url) if not sent.url.startswith((address, "data:", "blob:", "ws:")) else None)
     page.goto(address + (f"/lab/tree/{NOTEBOOK}?reset" if request.param == "lab" else "/"))
     if request.param == "lab":
-        page.wait_for_selector(".jp-NotebookPanel")
+        page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
-    page.wait_for_selector(".explorer-training img")
+    try:
+        page.wait_for_selector(".explorer-training img")
+    finally:
+        page.screenshot(path=files.make_folder(SHOTS) / f"{request.param}_opened.png")
     yield request.param, page, elsewhere
     context.close()
     servers.close()
@@ -146,7 +149,7 @@ def move(explorer, label, control):
         for key in keys:
             handle.focus()
             handle.press(key)
-        value = float(row.locator(".widget-readout").text_content())
+        value = float(row.locator(".widget-readout").text_content().replace("−", "-"))
         yield type(control.step)(value)
 
 
@@ -256,7 +259,7 @@ def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, br
     assert not [url for url in asked if not url.startswith((address, "data:"))] and not failed
     page.goto(f"{address}/notebooks/01_skip_removal.html")
     formula = page.locator("math").first
-    assert formula.bounding_box()["height"] > 10 and "\\" not in formula.inner_text()
+    assert formula.bounding_box()["height"] > 10 and "\\" not in formula.text_content()
     server.shutdown()
 
 

@@ -28,7 +28,7 @@ from lib.errors import InputError
 
 NOTEBOOK = "notebooks/07_playground.ipynb"
 DOTS = 96  # a picture's dots per inch: a browser's, so that 14 points are 14 points on a screen
-LOOK = {"font.size": 14, "axes.titlesize": 15, "axes.labelsize": 14, "xtick.labelsize": 14, "ytick.labelsize": 14,
+LOOK = {"font.size": 14, "axes.titlesize": 14, "axes.labelsize": 14, "xtick.labelsize": 14, "ytick.labelsize": 14,
         "legend.fontsize": 14, "lines.linewidth": 2, "figure.constrained_layout.use": False}
 STYLE = """<style>
 .explorer {--jp-widgets-font-size: 14pt; --jp-widgets-inline-height: 36px; --jp-widgets-inline-label-width: 15em;
@@ -289,11 +289,11 @@ def _widget(control: Slider | Choice, value: object) -> ipywidgets.Widget:
 
 def _canvas(panels: Sequence[Panel]) -> tuple[FigureCanvasAgg, list]:
     """Return a canvas on which all that stays the same is drawn: drawing axes takes most of a picture's time."""
-    figure = Figure(figsize=(11.8, 3.9), dpi=DOTS)
+    figure = Figure(figsize=(10, 3.5), dpi=DOTS)
     canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(LOOK):
         axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
-        figure.subplots_adjust(left=0.06, right=0.985, top=0.9, bottom=0.17, wspace=0.3)
+        figure.subplots_adjust(left=0.07, right=0.98, top=0.9, bottom=0.19, wspace=0.34)
         for panel, axis in zip(panels, axes):
             panel.prepare(axis)
         canvas.draw()
