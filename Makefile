@@ -45,7 +45,7 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, through Voilà
-	$(BIN)/voila notebooks/07_playground.ipynb --VoilaConfiguration.progressive_rendering=True
+	JUPYTER_PATH=$(CURDIR)/app $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True
 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site

@@ -59,6 +59,7 @@ def serve(command, folder):
     shutil.copy(files.ROOT / "notebooks" / NOTEBOOK, notebooks)
     environment = os.environ | {
         params.PRESET_VARIABLE: "smoke", "COMPANION_RUNS": str(folder / "runs"), "PYTHONPATH": str(files.ROOT),
+        "JUPYTER_PATH": str(files.ROOT / "app"),
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTER_CONFIG_DIR": str(folder / "config"), "OMP_NUM_THREADS": "1"}
     environment.pop(params.WORKFLOW_VARIABLE, None)
     log = open(folder / "server.log", "w")
@@ -86,7 +87,7 @@ def opened(request, browser, tmp_path_factory):
     """The playground, run to its end, in a browser: (where, page, addresses elsewhere that were asked for)."""
     folder = tmp_path_factory.mktemp(request.param)
     lab = ["jupyterlab", "--no-browser", "--allow-root", "--ServerApp.token=", "--ServerApp.ip=127.0.0.1", "--LabApp.news_url="]
-    voila = ["voila", NOTEBOOK, "--no-browser", "--Voila.ip=127.0.0.1", "--VoilaConfiguration.progressive_rendering=True"]
+    voila = ["voila", NOTEBOOK, "--no-browser", "--Voila.ip=127.0.0.1", "--template=offline", "--VoilaConfiguration.progressive_rendering=True"]
     servers = serve(lab if request.param == "lab" else voila, folder)
     address = next(servers)
     context = browser.new_context(viewport={"width": 1400, "height": 1000}, permissions=["clipboard-read", "clipboard-write"])

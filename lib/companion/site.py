@@ -22,13 +22,13 @@ from lib import files
 from lib.companion import figures, fingerprint, ledger, workflow
 from lib.errors import InputError
 
-REPLAY_HINT = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
+EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
 CONFIG = {
     "project": "Skip connections, conditioning, low-pass attention",
     "author": "", "copyright": "", "html_show_copyright": False, "html_title": "Skip connections in vision transformers",
     "extensions": ["myst_nb", "sphinx.ext.autodoc", "lib.companion.site"],
     "html_theme": "sphinx_book_theme",
-    "html_theme_options": {"use_download_button": True, "show_toc_level": 2, "home_page_in_toc": True},
+    "html_theme_options": {"use_download_button": True, "show_toc_level": 2, "home_page_in_toc": True, "navbar_persistent": []},
     "html_static_path": ["_static"], "html_css_files": ["site.css"],
     "html_math_renderer": "mathml",
     "nb_execution_mode": "off", "nb_ipywidgets_js": {},
@@ -39,6 +39,7 @@ CONFIG = {
 }
 STYLE = """.highlight-text pre {white-space: pre-wrap; font-size: 0.9em}
 math {font-size: 1.05em}
+div.math {display: block; text-align: center; margin: 1em 0; overflow-x: auto}
 table {display: block; overflow-x: auto}
 """
 
@@ -78,7 +79,7 @@ def _write_sources(source: Path) -> None:
         files.write(source / "api" / f"{module}.rst", f"{title}\n{'=' * len(title)}\n\n.. automodule:: {module}\n")
     files.write(source / "_static" / "site.css", STYLE)
     files.write(source / "index.md", "\n\n".join([
-        (files.ROOT / "README.md").read_text().partition("## ")[0].strip(), REPLAY_HINT,
+        (files.ROOT / "README.md").read_text().partition("## ")[0].strip(), EXPLORERS,
         _contents("Notebooks", [f"notebooks/{name}" for name in names]), _contents("Results", ["notebooks/gallery", "ledger"]),
         _contents("Library", [f"api/{module}" for module in modules])]) + "\n")
 

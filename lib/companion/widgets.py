@@ -38,7 +38,7 @@ STYLE = """<style>
 .explorer :focus-visible {outline: 3px solid #0173b2; outline-offset: 2px}
 .explorer .facts, .explorer .notes, .explorer .problem {padding: 0.2em 0.5em}
 .explorer .problem {border-left: 6px solid #d55e00; background: #fff4ec; color: #3d1b00}
-.explorer .command {width: 44em; max-width: 75%; font-family: monospace}
+.explorer .command {display: block; box-sizing: border-box; width: 100%; margin-bottom: 0.3em; font-family: monospace}
 .explorer img {max-width: 100%; height: auto}
 </style>"""
 COPY = ("this.previousElementSibling.select(); document.execCommand('copy'); this.textContent = 'copied'; "
