@@ -71,4 +71,10 @@ pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) a
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast nightly check benchmark gpu-check pretrained lab
+app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, through Voilà
+	JUPYTER_PATH=$(CURDIR)/app $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True
+
+site: $(READY)  ## build the static site of the executed notebooks in build/site
+	@$(BIN)/python -m lib.companion.site
+
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast nightly check benchmark gpu-check pretrained lab app site

@@ -1,0 +1,117 @@
+"""The explorer that replays training: runs with and without a skip whose attention maps were kept after every epoch.
+
+`train_and_watch` is `lib.training.loop.train` with one addition, for the run store; the rest shows what it stored.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+
+from lib import files
+from lib.companion.explorations import BEFORE, DASHED, HERE, SOLID, Exploration, Found, Panel, Slider, attention_image
+from lib.companion.runs import Run
+from lib.errors import InputError
+from lib.models import probe
+from lib.training import checkpoint, loop
+
+ARMS = {"both": "both skips", "no_sab": "no SAB skip"}
+
+
+def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
+    """Train as `loop.train` does; each epoch's row of the history also holds `attention`.
+
+    That is, for every block, the mean over heads of the attention map (n, n) of the first validation image, to five
+    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder meanwhile.
+    """
+    path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
+    kept = json.loads(path.read_text()) if path.exists() else {"0": _attention(config, loop.build_model(config))}
+
+    def keep() -> None:
+        state = checkpoint.read(saved)
+        model = loop.build_model(config)
+        model.load_state_dict(state["model"])
+        kept[str(state["epoch"])] = _attention(config, model)
+        files.write(path, json.dumps(kept))
+
+    def watch(history: list[dict]) -> None:
+        keep()
+        if report:
+            report(history)
+
+    if saved.exists():  # interrupted before its last map was kept
+        keep()
+    result = loop.train(config, folder, watch)
+    result["history"] = [row | {"attention": kept.get(str(row["epoch"]))} for row in result["history"]]
+    path.unlink(missing_ok=True)
+    return result
+
+
+def _attention(config: loop.TrainConfig, model: torch.nn.Module) -> list | None:
+    image, _ = next(iter(loop.dataset(config).validation.batches(1, device="cpu", train=False)))
+    try:
+        maps = probe.attention_maps(model, image)
+    except InputError:  # rows of NaN do not sum to 1
+        return None
+    return [attn[0].mean(dim=0).double().round(decimals=5).tolist() for attn in maps]
+
+
+def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
+    """Return the explorer of two runs of `train_and_watch`, one for each of ARMS, of one length and depth."""
+    found = {run.config.skip: run for run in runs}
+    if set(found) != set(ARMS) or len(found) != len(runs):
+        raise InputError(f"a replay needs one run for each of {', '.join(ARMS)}; saw {', '.join(run.config.skip for run in runs)}")
+    epochs = max(run.config.epochs for run in runs)
+    blocks = 1 + max(row["block"] for row in runs[0].history[0]["log_kappa"])
+    kappas = [row["median_log_kappa"] or 0 for run in runs for epoch in run.history for row in epoch["log_kappa"]]
+    legend = dict(zip(ARMS.values(), (SOLID, DASHED)))
+    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log="", legend=legend, place="upper left"),
+              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, 1.5 * max(kappas) + 1), log="", legend=legend, place="upper left"),
+              Panel("map, both skips"), Panel("map, no SAB skip"))
+    controls = {"epoch": Slider("epoch", 0, epochs, 1, start_epoch), "block": Slider("block", 1, blocks, 1, blocks)}
+    states = [{"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0, start_epoch})]
+    return Exploration("training", "Training with and without a skip", controls, functools.partial(replay, found), panels,
+                       draw_replay, replay_facts, states)
+
+
+def replay(runs: Mapping[str, Run], epoch: int, block: int) -> Found:
+    """Look up one epoch of both runs. Found, for each of ARMS: `curves`, validation top-1 by epoch; `kappas`, the median
+    ln κ of every block's SAB output (NaN where none is finite); `maps`, the block's attention, None where it is lost.
+
+    A run that stopped keeps showing its last epoch.
+    """
+    rows = {arm: runs[arm].history[min(epoch, len(runs[arm].history) - 1)] for arm in ARMS}
+    kappas = {arm: [row["median_log_kappa"] for row in sorted(rows[arm]["log_kappa"], key=lambda row: row["block"])
+                    if row["place"] == "sab"] for arm in ARMS}
+    maps = {arm: row["attention"] and torch.tensor(row["attention"][block - 1], dtype=torch.float64) for arm, row in rows.items()}
+    return Found(epoch=epoch, block=block, maps=maps, stopped={arm: row["epoch"] < epoch for arm, row in rows.items()},
+                 curves={arm: [row["validation_top1"] for row in runs[arm].history] for arm in ARMS},
+                 kappas={arm: [float("nan") if value is None else value for value in values] for arm, values in kappas.items()})
+
+
+def draw_replay(axes: Sequence[Axes], found: Found) -> None:
+    """Draw the curves up to here, ln κ by block, and both attention maps."""
+    for arm, style, axis in zip(ARMS, (SOLID, DASHED), axes[2:]):
+        axes[0].plot(found.curves[arm], **BEFORE | {"linewidth": 1})
+        axes[0].plot(found.curves[arm][:found.epoch + 1], marker="o", **style)
+        axes[1].plot(range(1, len(found.kappas[arm]) + 1), found.kappas[arm], marker="o", **style)
+        if found.maps[arm] is not None:
+            attention_image(axis, found.maps[arm])
+    axes[0].axvline(found.epoch, **HERE)
+    axes[1].axvline(found.block, **HERE)
+
+
+def replay_facts(found: Found) -> list[str]:
+    """Say top-1, ln κ and the largest weight of the map of both."""
+    lines = []
+    for arm, name in ARMS.items():
+        curve, attn = found.curves[arm], found.maps[arm]
+        kappa = found.kappas[arm][found.block - 1]
+        parts = [f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %",
+                 f"ln κ of block {found.block}'s SAB output " + (f"{kappa:.2f}" if kappa == kappa else "infinite"),
+                 "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}"]
+        lines.append(", ".join(parts) + (" (training had stopped)" if found.stopped[arm] else ""))
+    return lines

@@ -1,0 +1,172 @@
+"""The explorers' numbers, over their whole grids: finite, drawn, and as the theory says."""
+
+import itertools
+import math
+
+import numpy
+import pytest
+import torch
+
+from lib.companion import explorations, figures
+from lib.companion.explorations import EXPLORATIONS, Slider
+from lib.errors import InputError
+from lib.theory.spectral import hc
+from lib.transforms.graying import patchify
+
+UNDEFINED = {"all_pass": lambda state: state["s"] == -1, "skipless": lambda state: 16 % state["heads"]}
+
+
+def states(exploration):
+    """Every value of each control, and the ends and middles of all controls together."""
+    controls = exploration.controls
+    single = [exploration.values({name: value}) for name, control in controls.items() for value in control.grid(1000)]
+    return single + [dict(zip(controls, values)) for values in itertools.product(*(each.grid(3) for each in controls.values()))]
+
+
+@pytest.mark.parametrize("exploration", EXPLORATIONS.values(), ids=EXPLORATIONS)
+def test_every_state_of_the_grid_has_numbers_or_says_in_words_why_not(exploration):
+    undefined = UNDEFINED.get(exploration.name, lambda state: False)
+    for state in states(exploration):
+        if undefined(state):
+            with pytest.raises(InputError, match="nearest|not defined"):
+                exploration.find(**state)
+            continue
+        found = exploration.find(**state)
+        text = " ".join(exploration.facts(found))
+        assert text and "nan" not in text, state
+        CHECKS[exploration.name](found, state)
+
+
+def check_low_pass(found, state):
+    assert found.before.shape == found.after.shape == (96, 96, 3)
+    assert found.gains.isfinite().all() and 0 <= found.rate <= 1 + 1e-12
+    assert found.ratios.isfinite().all() and found.ratios[12] <= found.ratios[0] * (1 + 1e-12)
+    if state["layers"] == 0:
+        assert (found.before == found.after).all() and found.gains.numpy() == pytest.approx(1)
+
+
+def check_skip_strength(found, state):
+    for kappa, values in zip(found.kappas, (found.skipped, found.jacobian_skipped)):
+        ratio = float(values[0] / values[-1])
+        assert ratio > 1e12 if math.isinf(kappa) else kappa == pytest.approx(ratio, rel=1e-6)
+    assert math.isfinite(sum(found.kappas)) or state["sharpness"] == state["s"] == 0
+    position = round(state["s"] * 20)
+    assert found.token_kappas[position] == pytest.approx(found.kappas[0], rel=1e-5)
+    if state["s"] == 0:
+        assert (found.bare == found.skipped).all() and (found.jacobian == found.jacobian_skipped).all()
+
+
+def check_graying(found, state):
+    original, by_svd, by_dct = found.kappas
+    assert 1 <= original < 1e6 and by_dct >= 1
+    assert by_svd == pytest.approx(original ** state["epsilon"], rel=1e-5) == pytest.approx(found.expected, rel=1e-5)
+
+
+def check_bound(found, state):
+    assert (found.measured <= found.sharp * (1 + 1e-9) + 1e-12).all() and (found.sharp <= found.bounds * (1 + 1e-9)).all()
+    assert found.measured_here <= found.bound * (1 + 1e-9)
+    assert found.guaranteed == (found.bound < 1)
+    assert (found.decay[1:] <= found.bound * found.decay[:-1] * (1 + 1e-9) + 1e-12).all()
+    assert found.guaranteed or state["norm"] >= state["tokens"] ** -0.5
+    said = " ".join(explorations.bound_facts(found))
+    assert ("says nothing here" in said) != found.guaranteed != ("guaranteed" not in said)
+
+
+def check_all_pass(found, state):
+    for kind, factor in (("AttnScale", 1 + state["omega"]), ("FeatScale", 1 + state["t"])):
+        expected = found.spectra["plain"][1:] * factor ** state["layers"]
+        assert found.spectra[kind][1:].numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
+    assert found.maps["Â"][1:].numpy() == pytest.approx((found.maps["A"][1:] * (1 + state["omega"])).numpy(), rel=1e-9)
+    assert all(ratios.isfinite().all() for ratios in found.ratios.values())
+
+
+def check_skipless(found, state):
+    for name in ("skipless", "usual"):
+        assert found.maps[name].sum(dim=1).numpy() == pytest.approx(1)
+        assert found.kappas[name] >= 1 and 0 <= found.diagonal[name] <= 1
+    again = explorations.skipless(**state | {"c": 1.0})
+    assert found.spectra["skipless"].numpy() == pytest.approx(state["c"] ** 2 * again.spectra["skipless"].numpy(), rel=1e-6, abs=1e-12)
+
+
+CHECKS = {name.removeprefix("check_"): function for name, function in list(globals().items()) if name.startswith("check_")}
+
+
+def test_blurring_ends_in_grey():
+    """After many layers of nearly uniform attention every patch is the mean patch."""
+    found = EXPLORATIONS["low_pass"].find(temperature=5.0, logits="random", layers=12)
+    patches = patchify(torch.from_numpy(found.after).movedim(-1, 0), 12)
+    assert float(hc(patches).abs().max()) < 1e-6 and found.ratios[12] < 1e-6 < found.ratios[0]
+
+
+def test_the_ratio_falls_like_the_second_eigenvalue():
+    found = EXPLORATIONS["low_pass"].find(logits="distance", tokens=144)
+    rates = found.ratios[1:] / found.ratios[:-1]
+    assert float(rates[-1]) == pytest.approx(found.rate, rel=0.05)
+
+
+def test_a_full_skip_conditions_both_tokens_and_jacobian():
+    found = EXPLORATIONS["skip_strength"].find(s=1.0)
+    assert found.kappas[0] < found.token_kappas[0] / 10 and found.kappas[1] < found.jacobian_kappas[0] / 10
+
+
+def test_decay_is_guaranteed_below_one_over_root_n_for_any_logits():
+    for alpha in (0.0, 4.0):
+        found = EXPLORATIONS["bound"].find(alpha=alpha, tokens=64, norm=0.1, pattern="two camps")
+        assert found.guaranteed and (found.decay.diff() <= 1e-12).all()
+
+
+def test_all_pass_without_scaling_changes_nothing():
+    found = EXPLORATIONS["all_pass"].find(omega=0.0, s=0.0, t=0.0)
+    for kind in ("AttnScale", "FeatScale"):
+        assert found.ratios[kind].numpy() == pytest.approx(found.ratios["plain"].numpy(), rel=1e-9)
+
+
+def test_a_large_beta_makes_attention_nearly_the_identity():
+    found = EXPLORATIONS["skipless"].find(beta=4.0, alpha=0.1, heads=1)
+    assert found.diagonal["skipless"] > 0.9 > found.diagonal["usual"] and found.kappas["skipless"] < found.kappas["usual"] / 100
+
+
+def test_a_picture_of_one_colour_has_infinite_kappa_in_words():
+    pixels = torch.full((3, 128, 128), 77, dtype=torch.uint8)
+    found = explorations.graying("astronaut", 0.5, 16, pixels)
+    assert math.isinf(found.kappas[0]) and "infinite" in explorations.graying_facts(found)[0]
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"temprature": 1.0}, "unknown control of low_pass 'temprature'; did you mean 'temperature'"),
+    ({"temperature": 0}, "temperature is 0; allowed: a number from 0.2 to 5.0"),
+    ({"layers": 2.5}, "layers is 2.5; it must be a whole number"),
+    ({"layers": True}, "layers is True"),
+    ({"logits": "contents"}, "did you mean 'content'"),
+])
+def test_a_start_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        EXPLORATIONS["low_pass"].values(changes)
+
+
+def test_a_slider_has_both_ends_in_its_grid():
+    assert Slider("x", 0.2, 5.0, 0.2, 1.0).grid(3) == [0.2, 2.6, 5.0]
+    assert Slider("n", 1, 8, 1, 1).grid(100) == list(range(1, 9)) and Slider("n", 3, 3, 1, 3).grid(3) == [3]
+
+
+@pytest.mark.parametrize("exploration", EXPLORATIONS.values(), ids=EXPLORATIONS)
+def test_a_strip_shows_three_to_five_different_states(exploration):
+    figures.theme()
+    figure = explorations.strip(exploration)
+    rows = figure.subfigs
+    assert 3 <= len(rows) <= 5 and len({row.get_suptitle() for row in rows}) == len(rows)
+    assert all(len(row.axes) == len(exploration.panels) for row in rows)
+    figure.canvas.draw()
+    figures.plt.close(figure)
+
+
+@pytest.mark.parametrize("answer, said", [(None, "no answer yet"), (7, "right"), (7.004, "right"), (6, "not yet: 6 is too small"),
+                                          (7.1, "not yet: 7.1 is too large"), ("seven", "'seven' is not a number"), (True, "True is not a number")])
+def test_an_answer_is_judged_without_giving_it_away(answer, said):
+    assert explorations.judge(answer, 7.0).startswith(said) and (answer in (7, 7.004) or "7.0" not in explorations.judge(answer, 7.0))
+
+
+def test_no_control_starts_outside_its_range():
+    for exploration in EXPLORATIONS.values():
+        assert list(exploration.values({})) == list(exploration.controls)
+        assert numpy.isfinite([value for value in exploration.values({}).values() if not isinstance(value, str)]).all()
