@@ -40,17 +40,17 @@ def others(wildcards):
     return expand("build/{preset}/{notebook}.ipynb", preset=wildcards.preset, notebook=set(names) - {wildcards.notebook})
 
 
-def earlier(wildcards):
-    """A notebook uses runs that others compute: it runs after them, but not again because they did."""
-    names = jobs.earlier(wildcards.notebook, wildcards.preset)
-    return ancient([f"build/{wildcards.preset}/{name}" for name in names])
+def shares(wildcards):
+    """Return what the jobs write that compute runs of the same notebook beside this one."""
+    return [f"build/{wildcards.preset}/{name}" for name in jobs.shares(wildcards.notebook, wildcards.preset)]
 
 
 rule notebook:
-    input: others, earlier
+    input: others, shares
     output: "build/{preset}/{notebook}.ipynb"
     log: "build/{preset}/logs/{notebook}.log"
     params: inputs=inputs
+    priority: lambda wildcards: jobs.priority(wildcards.notebook)
     threads: workflow.cores or need("cores")  # on one machine a notebook trains its runs side by side on all cores
     resources: mem_mb=need("memory", 1000), disk_mb=need("disk", 1000), runtime=need("minutes"), gpu=need("gpus")
     shell: EXECUTE

@@ -35,11 +35,11 @@ def test_limits_that_make_no_sense_are_named(tmp_path, monkeypatch, text, messag
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_notebook_waits_for_the_runs_it_uses_and_for_its_shares():
-    assert jobs.earlier("01_skip_removal", "quick") == []
-    assert jobs.earlier("04_bounds", "quick") == ["01_skip_removal.ipynb"]
-    assert jobs.earlier("01_skip_removal", "gpu") == [f"shares/01_skip_removal.{share}.ipynb" for share in (1, 2, 3)]
-    assert set(jobs.USES) | set(jobs.USES.values()) <= {*fingerprint.notebooks(), "07_playground"}
+def test_a_notebook_waits_for_its_shares_and_those_that_others_use_go_first():
+    assert jobs.shares("01_skip_removal", "quick") == []
+    assert jobs.shares("01_skip_removal", "gpu") == [f"shares/01_skip_removal.{share}.ipynb" for share in (1, 2, 3)]
+    assert set(jobs.USED) <= set(fingerprint.notebooks())
+    assert jobs.priority("01_skip_removal") > jobs.priority("02_token_graying") == jobs.priority("00_overview")
 
 
 def executed(path, **companion):
@@ -87,6 +87,7 @@ CHANGES = [
     ("data/fashion_mnist/SHA256SUMS", "1  file\n", {"00_overview", "01_one", "02_two"}),
     ("requirements.lock", "torch==2.14.2\npip==1\n", {"00_overview", "01_one", "02_two"}),
     ("requirements.lock", "torch==2.14.1\npip==2\n", set()),
+    ("notebooks/presets/smoke/01_one.yaml", "x: 2\n", {"01_one", "00_overview"}),
     ("data/claims.yaml", "claims: {one: {notebook: 02_two}}\n", {"02_two", "00_overview"}),
 ]
 

@@ -16,9 +16,9 @@ from lib.errors import InputError, unknown
 
 BUILD = files.ROOT / "build"
 RESOURCES = files.ROOT / "workflow" / "resources.yaml"
-# Notebooks that use the runs of another one, which computes them first.
-USES = {"02_token_graying": "01_skip_removal", "03_low_pass": "01_skip_removal", "04_bounds": "01_skip_removal",
-        "07_playground": "01_skip_removal"}
+# Notebooks whose runs others use: they go first. Not an input of the others: Snakemake would then not look at what else
+# changed, and a run that is being computed elsewhere is waited for anyway.
+USED = ("01_skip_removal",)
 LAST_LINES = 3
 
 
@@ -50,12 +50,14 @@ def need(preset: str, notebook: str) -> Need:
     return Need(**entry)
 
 
-def earlier(notebook: str, preset: str) -> list[str]:
-    """Return the files under build/PRESET that must exist before a notebook's own job starts."""
-    used = USES.get(notebook)
-    shares = need(preset, notebook).shares
-    return ([f"{used}.ipynb"] if used in fingerprint.notebooks() else []) + [
-        f"shares/{notebook}.{share}.ipynb" for share in range(1, shares)]
+def shares(notebook: str, preset: str) -> list[str]:
+    """Return the files under build/PRESET of the jobs that share a notebook's runs with its own."""
+    return [f"shares/{notebook}.{share}.ipynb" for share in range(1, need(preset, notebook).shares)]
+
+
+def priority(notebook: str) -> int:
+    """Return how early a notebook's job goes among those that could: the highest number first."""
+    return int(notebook in USED)
 
 
 def state(notebook: str, preset: str) -> str:
