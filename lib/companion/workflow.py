@@ -9,6 +9,7 @@
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import logging
@@ -173,6 +174,7 @@ def main() -> int:
     for name in ("plan", "failures"):
         commands.add_parser(name).add_argument("preset", choices=fingerprint.PRESETS)
     arguments = parser.parse_args()
+    fingerprint.inputs_fingerprint = functools.cache(fingerprint.inputs_fingerprint)  # the overview's asks for all others'
     try:
         if arguments.command == "execute":
             if arguments.gpus > 1:
