@@ -52,6 +52,9 @@ test: $(READY)  ## all tests: unit, property, and every notebook in the smoke pr
 test-fast: $(READY)  ## the tests that neither train nor run notebooks
 	$(BIN)/python -m pytest -m "not slow"
 
+test-browser: $(READY)  ## the explorers in a real JupyterLab and a real Voilà; needs chromium and a quiet machine
+	COMPANION_BROWSER=1 $(BIN)/python -m pytest --numprocesses 0 tests/test_browser.py
+
 nightly: $(READY)  ## the tests with many more cases: 2,000 a statement, 50 kills
 	HYPOTHESIS_PROFILE=nightly COMPANION_KILLS=50 $(BIN)/python -m pytest
 
@@ -77,4 +80,4 @@ app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast nightly check benchmark gpu-check pretrained lab app site
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast test-browser nightly check benchmark gpu-check pretrained lab app site

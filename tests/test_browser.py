@@ -2,7 +2,8 @@
 
 Every control is moved to both ends and the middle with the keyboard; the numbers that the page then shows must be those
 that the plain functions compute here, and the picture must have changed. A screenshot of each explorer is left in
-build/screenshots. Skipped where there is no Chromium.
+build/screenshots. They need the machine to themselves, so `make test-browser` runs them and `make test` skips them;
+skipped where there is no Chromium, too.
 """
 
 import http.server
@@ -34,7 +35,7 @@ SETTINGS = {"@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 PATIENCE = 300_000  # milliseconds, for a machine with other things to do
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome found"),
-              pytest.mark.xdist_group("browser")]
+              pytest.mark.skipif("COMPANION_BROWSER" not in os.environ, reason="run by make test-browser, on a machine of its own")]
 
 
 def free_port():
