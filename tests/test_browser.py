@@ -30,7 +30,7 @@ SHOTS = files.ROOT / "build" / "screenshots"
 NOTEBOOK = "07_playground.ipynb"
 SETTINGS = {"@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # else cells out of sight are not there
             "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
-PATIENCE = 60_000  # milliseconds, for a machine with other things to do
+PATIENCE = 300_000  # milliseconds, for a machine with other things to do
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome found"),
               pytest.mark.xdist_group("browser")]
@@ -251,6 +251,7 @@ def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, br
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address, asked, failed = f"http://127.0.0.1:{server.server_port}", [], []
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(PATIENCE)
     page.on("request", lambda sent: asked.append(sent.url))
     page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 400 else None)
     for path in ("index.html", "ledger.html", "notebooks/gallery.html", "notebooks/01_skip_removal.html", "notebooks/04_bounds.html",
