@@ -8,6 +8,7 @@ build/screenshots. Skipped where there is no Chromium.
 import http.server
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -96,9 +97,7 @@ def opened(request, browser, tmp_path_factory):
     page.on("request", lambda sent: elsewhere.append(sent.url) if not sent.url.startswith((address, "data:", "blob:", "ws:")) else None)
     page.goto(address + (f"/lab/tree/{NOTEBOOK}?reset" if request.param == "lab" else "/"))
     if request.param == "lab":
-        page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
-        page.get_by_role("menuitem", name="Run", exact=True).click()
-        page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+        run_all(page)
     try:
         page.wait_for_selector(".explorer-training img")
     finally:
@@ -106,6 +105,18 @@ def opened(request, browser, tmp_path_factory):
     yield request.param, page, elsewhere
     context.close()
     servers.close()
+
+
+def run_all(page):
+    """Run all cells in JupyterLab; it loses the command, without a word, while the kernel is not connected."""
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    started = page.locator(".jp-InputPrompt", has_text=re.compile(r"\[[*0-9]+\]"))
+    for _ in range(20):
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+        page.wait_for_timeout(5000)
+        if started.count():
+            return
 
 
 def pixels(explorer):
