@@ -212,7 +212,8 @@ def _as_picture(tokens: Tensor, patch: int, side: int) -> numpy.ndarray:
 
 LOW_PASS = (Panel("Aᵗz, the filtered picture"),
             Panel("gain of Aᵗ by band", ("cycles per token", 0, 0.5), (1e-7, 10)),
-            Panel("what differs between tokens", ("layers t", 0, 12), (1e-9, 3), legend={"‖HC‖/‖DC‖": SOLID, "|λ₂|ᵗ × start": DASHED}))
+            Panel("what differs between tokens", ("layers t", 0, 12), (1e-9, 3),
+                  legend={"‖HC‖/‖DC‖": SOLID, "|λ₂|ᵗ × start": DASHED}))
 
 
 def draw_low_pass(axes: Sequence[Axes], found: Found) -> None:
@@ -267,14 +268,18 @@ def _branch(sharpness: float, tokens: int, draw: int) -> tuple[Tensor, ...]:
 
 
 SKIP_STRENGTH = (
-    Panel("singular values: tokens", ("share of the directions", 0, 1), (1e-5, 30), legend={"SA(X)": BEFORE, "sX + SA(X)": SOLID}),
-    Panel("condition number κ", ("strength s of the skip", 0, 1), (1, 1.5 * TOP), legend={"sX + SA(X)": SOLID, "K + sI": DASHED}, place="upper right"),
-    Panel("singular values: Jacobian", ("share of the directions", 0, 1), (1e-5, 30), legend={"K": BEFORE, "K + sI": DASHED}))
+    Panel("singular values: tokens", ("share of the directions", 0, 1), (1e-5, 30),
+          legend={"SA(X)": BEFORE, "sX + SA(X)": SOLID}),
+    Panel("condition number κ", ("strength s of the skip", 0, 1), (1, 1.5 * TOP),
+          legend={"sX + SA(X)": SOLID, "K + sI": DASHED}, place="upper right"),
+    Panel("singular values: Jacobian", ("share of the directions", 0, 1), (1e-5, 30),
+          legend={"K": BEFORE, "K + sI": DASHED}))
 
 
 def draw_skip_strength(axes: Sequence[Axes], found: Found) -> None:
     """Draw the singular values of tokens and Jacobian, without and with the skip, and κ over its strength."""
-    for axis, bare, skipped, style in ((axes[0], found.bare, found.skipped, SOLID), (axes[2], found.jacobian, found.jacobian_skipped, DASHED)):
+    for axis, bare, skipped, style in ((axes[0], found.bare, found.skipped, SOLID),
+                                       (axes[2], found.jacobian, found.jacobian_skipped, DASHED)):
         shares = numpy.linspace(0, 1, len(bare))
         axis.plot(shares, bare.clamp(min=1e-9), **BEFORE)
         axis.plot(shares, skipped.clamp(min=1e-9), **style)
@@ -320,7 +325,8 @@ def _kappas(values: Tensor, shape: Sequence[int]) -> list[float]:
 
 
 GRAYING = (Panel("original"), Panel("SVD-TG"), Panel("DCT-TG"),
-           Panel("σ/σ_max", ("index", 1, 200), (1e-5, 1.5), log="xy", legend={"original": BEFORE, "SVD-TG": SOLID, "DCT-TG": DASHED}))
+           Panel("σ/σ_max", ("index", 1, 200), (1e-5, 1.5), log="xy",
+                 legend={"original": BEFORE, "SVD-TG": SOLID, "DCT-TG": DASHED}))
 
 
 def draw_graying(axes: Sequence[Axes], found: Found) -> None:
@@ -358,9 +364,9 @@ def bound(alpha: float, tokens: int, norm: float, pattern: str) -> Found:
     stack = ALPHAS[:, None, None] * units[0]
     here = alpha * units[0]
     at_alpha = norm * float(bounds.attention_gain(here))
-    return Found(alpha=alpha, tokens=tokens, norm=norm, bounds=norm * _gains(tokens), sharp=norm * bounds.attention_gain(stack, "sharp"),
-                 measured=norm * _exact_gain(stack), bound=at_alpha, measured_here=norm * float(_exact_gain(here)),
-                 guaranteed=at_alpha < 1, decay=_decay(alpha * units, norm))
+    return Found(alpha=alpha, tokens=tokens, norm=norm, bounds=norm * _gains(tokens),
+                 sharp=norm * bounds.attention_gain(stack, "sharp"), measured=norm * _exact_gain(stack), bound=at_alpha,
+                 measured_here=norm * float(_exact_gain(here)), guaranteed=at_alpha < 1, decay=_decay(alpha * units, norm))
 
 
 @functools.lru_cache(maxsize=64)
@@ -397,7 +403,8 @@ def _decay(logits: Tensor, norm: float) -> Tensor:
 
 
 BOUND = (
-    Panel("growth of HC in a layer", ("α = max |logit|", 0, 4), (1e-2, 20), legend={"bound": DASHED, "sharp bound": DOTTED, "measured": SOLID}, place="lower right"),
+    Panel("growth of HC in a layer", ("α = max |logit|", 0, 4), (1e-2, 20),
+          legend={"bound": DASHED, "sharp bound": DOTTED, "measured": SOLID}, place="lower right"),
     Panel("‖W_V‖: decay where blue", ("α", 0, 4), (0, 1.5), log=""),
     Panel("‖HC‖ by layer", ("layer", 0, LAYERS), (1e-12, 1e6), legend={"measured": SOLID, "bound": DASHED}))
 
@@ -450,7 +457,8 @@ def all_pass(omega: float, s: float, t: float, layers: int) -> Found:
 
 
 KINDS = {"plain": BEFORE, "AttnScale": SOLID, "FeatScale": DASHED}
-ALL_PASS = (Panel("gain of one map", ("cycles per token", 0, 0.5), (0.02, 50), legend={"A": BEFORE, "Â": SOLID}, place="upper right"),
+ALL_PASS = (Panel("gain of one map", ("cycles per token", 0, 0.5), (0.02, 50), legend={"A": BEFORE, "Â": SOLID},
+                  place="upper right"),
             Panel("spectrum of the tokens", ("cycles per token", 0, 0.5), (1e-9, 1e9), legend=KINDS, place="upper right"),
             Panel("‖HC‖/‖DC‖", ("layers", 0, 12), (1e-12, 1e6), legend=KINDS))
 
@@ -490,8 +498,8 @@ def skipless(alpha: float, beta: float, c: float, heads: int, similarity: float)
     from lib.models.skipless import SkiplessInit, query_key  # timm takes seconds to import
 
     if INIT_WIDTH % heads:
-        near = [str(count) for count in (heads - 1, heads + 1, heads - 2, heads + 2, heads + 3) if count > 0 and INIT_WIDTH % count == 0]
-        raise InputError(f"{heads} heads cannot share a width of {INIT_WIDTH} evenly; nearest: {near[0]}")
+        nearest = min((count for count in range(1, INIT_WIDTH + 1) if INIT_WIDTH % count == 0), key=lambda count: abs(count - heads))
+        raise InputError(f"{heads} heads cannot share a width of {INIT_WIDTH} evenly; nearest: {nearest}")
     init = SkiplessInit(alpha, beta, c)
     x, gaussian, orthogonal = _initial(similarity)
     with torch.random.fork_rng(devices=[]):

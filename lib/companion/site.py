@@ -7,6 +7,7 @@ needed; docstrings are shown as they are written. This module is also the Sphinx
 """
 
 import io
+import os
 import re
 import shutil
 import sys
@@ -55,13 +56,13 @@ def build(target: Path | None = None) -> str:
     _write_sources(source)
     shutil.rmtree(target, ignore_errors=True)
     complaints = io.StringIO()
-    app = Sphinx(source, None, target, workflow.BUILD / "site-cache", "html", confoverrides=CONFIG, status=None, warning=complaints,
-                 freshenv=True)
+    app = Sphinx(source, None, target, workflow.BUILD / "site-cache", "html", confoverrides=CONFIG, status=None,
+                 warning=complaints, freshenv=True)
     app.build()
     problems = _without_colours(complaints.getvalue()) + outside(target)
     if problems:
         raise InputError("the site has problems: " + "; ".join(problems))
-    return f"{len(list(target.rglob('*.html')))} pages in {target.relative_to(files.ROOT) if target.is_relative_to(files.ROOT) else target}; open index.html"
+    return f"{len(list(target.rglob('*.html')))} pages; open {os.path.relpath(target)}/index.html"
 
 
 def _write_sources(source: Path) -> None:

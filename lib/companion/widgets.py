@@ -56,16 +56,16 @@ class Explorer:
     def __init__(self, exploration: Exploration, start: dict | None = None):
         self.exploration, self.start = exploration, exploration.values(start or {})
         self.found: Found | None = None
-        self.problem, self.extra, self._quiet = "", {}, False
+        self.problem, self._quiet = "", False
         self.controls = {name: _widget(control, self.start[name]) for name, control in exploration.controls.items()}
         for control in self.controls.values():
             control.observe(self._changed, "value")
         self.canvas, self.axes = _canvas(exploration.panels)
         self.background = self.canvas.copy_from_bbox(self.canvas.figure.bbox)
-        self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
+        self.picture = ipywidgets.Image(format="png", layout={"max_width": "100%"})
         self.words = ipywidgets.HTML()
         self.command = ipywidgets.HTML()
-        reset = ipywidgets.Button(description="reset", tooltip="back to where it started", layout=ipywidgets.Layout(height="40px"))
+        reset = ipywidgets.Button(description="reset", tooltip="back to where it started", layout={"height": "40px"})
         reset.on_click(lambda _: self.reset())
         parts = [ipywidgets.HTML(STYLE), *self.controls.values(), self.picture, self.words, reset, self.command]
         self.box = ipywidgets.VBox(parts).add_class("explorer").add_class(f"explorer-{exploration.name}")
@@ -103,7 +103,7 @@ class Explorer:
             self.update()
 
     def _arguments(self) -> dict:
-        return self.values | self.extra
+        return self.values
 
     def _notes(self) -> list[str]:
         return []
@@ -156,13 +156,14 @@ class GrayingExplorer(Explorer):
     def __init__(self, exploration: Exploration, start: dict | None = None):
         self.upload_notes: list[str] = []
         super().__init__(exploration, start)
-        self.upload = ipywidgets.FileUpload(accept="image/*", description="your own picture", layout=ipywidgets.Layout(width="16em", height="40px"))
+        self.upload = ipywidgets.FileUpload(accept="image/*", description="your own picture",
+                                            layout={"width": "16em", "height": "40px"})
         self.upload.observe(self._uploaded, "value")
         self.box.children = (*self.box.children[:2], self.upload, *self.box.children[2:])
 
     def reset(self) -> None:
         """Forget the upload as well."""
-        self.upload_notes, self.extra, self._quiet = [], {}, True
+        self.upload_notes, self._quiet = [], True
         self.upload.value = ()
         self.controls["picture"].options = self.exploration.controls["picture"].options
         super().reset()
@@ -250,7 +251,8 @@ def read_picture(name: str, content: bytes, side: int = PICTURE_SIDE) -> tuple[t
     except UnidentifiedImageError:
         raise InputError(f"{name} is not an image that can be read; take a PNG, JPEG, GIF, WebP, BMP or TIFF file") from None
     except Image.DecompressionBombError:
-        raise InputError(f"{name} has far too many pixels; at most {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} million can be opened") from None
+        raise InputError(f"{name} has far too many pixels; at most {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} million can be "
+                         "opened") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{name} is an image, but damaged or cut short ({error})") from None
     if image.mode in ("I", "I;16", "I;16B", "F"):
@@ -263,8 +265,7 @@ def read_picture(name: str, content: bytes, side: int = PICTURE_SIDE) -> tuple[t
     image = image.convert("RGB")
     pixels = numpy.array(ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC))
     if (pixels == pixels[..., :1]).all():
-        notes.append("greyscale: its three channels are equal, so some directions of the patches do not occur where a patch "
-                     "has fewer pixels than there are patches")
+        notes.append("greyscale: its three channels are equal")
     if (width, height) != (side, side):
         action = "scaled up" if min(width, height) < side else "scaled down"
         notes.insert(0, f"{width} × {height} pixels: central square {action} to {side} × {side}")
@@ -279,7 +280,7 @@ def _stretched(image: Image.Image) -> Image.Image:
 
 
 def _widget(control: Slider | Choice, value: object) -> ipywidgets.Widget:
-    layout, style = ipywidgets.Layout(width="40em", max_width="100%"), {"description_width": "15em"}
+    layout, style = {"width": "40em", "max_width": "100%"}, {"description_width": "15em"}
     if isinstance(control, Choice):
         return ipywidgets.Dropdown(options=control.options, value=value, description=control.label, style=style, layout=layout)
     kind: Callable = ipywidgets.IntSlider if isinstance(control.step, int) else ipywidgets.FloatSlider
