@@ -6,13 +6,11 @@
 #
 # A job is redone when anything its results depend on has changed: the fingerprint covers the notebook's code,
 # its preset, the library modules it imports, the rules of its claims, the data and the pinned versions.
-import functools
 import sys
 
 sys.path.insert(0, workflow.basedir)
 from lib.companion import fingerprint, jobs
 
-fingerprint.inputs_fingerprint = functools.cache(fingerprint.inputs_fingerprint)  # asked for several times a job
 PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")

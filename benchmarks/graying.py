@@ -16,6 +16,7 @@ import numpy as np
 import timm
 import torch
 
+from lib.companion.graying_survey import interleaved, median_ratio
 from lib.transforms.graying import _dct_matrix, gray_dct, gray_svd, gray_svd_fast, patchify
 
 SIZES = {  # image and patch size
@@ -57,36 +58,6 @@ def dct_dense(tokens, epsilon):
 
 METHODS = {"torch.linalg.svd": svd_torch, "svd": gray_svd, "svd_fast": gray_svd_fast, "dct": gray_dct,
            "dct, dense": dct_dense}  # fmt: skip
-
-
-def seconds(function, device):
-    """Return the time of one call: processor time of this thread, or elapsed time between CUDA events."""
-    if device.type != "cuda":
-        start = time.thread_time()
-        function()
-        return time.thread_time() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    function()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def interleaved(functions, device, rounds):
-    """Return {name: times (rounds)} after one warm-up call each."""
-    for function in functions.values():
-        function()
-    times = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, device))
-    return times
-
-
-def median_ratio(numerator, denominator):
-    return statistics.median(a / b for a, b in zip(numerator, denominator))
 
 
 def error(method, tokens, epsilon):
@@ -140,7 +111,7 @@ def main():
                 method(tokens, arguments.epsilon)
 
         functions = {name: (lambda method=method: repeated(method)) for name, method in METHODS.items()}
-        times = interleaved(functions, device, arguments.rounds)
+        times = interleaved(functions, device.type, arguments.rounds)
         for name in METHODS:
             row = {
                 "tokens": label,
@@ -158,7 +129,7 @@ def main():
     functions = {"step": training_step(model, images)}
     for name, method in METHODS.items():
         functions[name] = lambda method=method: method(patchify(gray_input, 16), arguments.epsilon)
-    times = interleaved(functions, device, min(arguments.rounds, 9))
+    times = interleaved(functions, device.type, min(arguments.rounds, 9))
     print(f"\n| method at 196×768 | % of a {model} forward and backward ({statistics.median(times['step']):.3f} s) |")
     print("|---|---|")
     for name in METHODS:

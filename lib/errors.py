@@ -1,7 +1,8 @@
 """One kind of error for bad input: a single line that names the value seen, what is allowed, and the nearest valid choice."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class InputError(ValueError):
@@ -18,3 +19,15 @@ def unknown(kind: str, value: object, allowed: Iterable[object]) -> InputError:
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InputError(f"unknown {kind} {value!r}{hint} (allowed: {', '.join(choices)})")
+
+
+def run_command(function: Callable[..., object], *arguments: object) -> int:
+    """Call what a command does and print what it returns; return the exit status. Bad input is one line on stderr, and 1."""
+    try:
+        said = function(*arguments)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if said is not None:
+        print(said)
+    return 0

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from interruption import equal, interrupted, weights
 
 from lib.companion import runs
 from lib.errors import InputError
@@ -21,14 +22,6 @@ INIT = {"alpha": 1.8, "beta": 1.0, "c": 3.0}
 
 def but(**changes):
     return dataclasses.replace(TINY, **changes)
-
-
-def weights(folder):
-    return checkpoint.read(folder / "model.safetensors")
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_it_learns_and_says_what_it_did(tmp_path):
@@ -52,18 +45,8 @@ def test_building_and_running_it_warns_of_nothing(tmp_path):
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, monkeypatch, changes):
     config = but(**changes)
     whole = distil(config, tmp_path / "whole")
-    save = dino._Distillation.save
-
-    def save_and_stop(self):
-        save(self)
-        if self.epoch == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(dino._Distillation, "save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            distil(config, tmp_path / "parts")
-    torch.rand(7)  # the generator's state must not matter
+    with interrupted(monkeypatch):
+        distil(config, tmp_path / "parts")
     parts = distil(config, tmp_path / "parts")
     assert parts["history"] == whole["history"] and parts["validation_top1"] == whole["validation_top1"]
     assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
+from interruption import interrupted, weights
 from test_loop import TINY
 
 from lib.companion import runs
 from lib.errors import InputError
-from lib.training import checkpoint, loop
+from lib.training import loop
 
 TWO = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
 pytestmark = pytest.mark.slow
@@ -32,19 +33,21 @@ def compute(monkeypatch, folder, launcher, configs):
                                                                           "graying_patch_size": 7}])
 def test_two_processes_train_as_one_does(tmp_path, monkeypatch, changes):
     config = but(test_images=99, **changes)  # an odd number: the processes' shares of the evaluation differ
-    exact = 1e-3 if config.optimizer == "soap" else 1e-5  # where gradients vanish, rounding decides its eigenbasis
+    # Where gradients vanish, rounding decides SOAP's eigenbasis: an image between two classes may then change sides.
+    exact, images = (1e-3, 1) if config.optimizer == "soap" else (1e-5, 0)
     one, = compute(monkeypatch, tmp_path / "one", "", [config])
     two, = compute(monkeypatch, tmp_path / "two", TWO, [config])
     assert one.hash == two.hash
     for row, other in zip(one.history[1:], two.history[1:], strict=True):
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=exact)
         assert row["validation_loss"] == pytest.approx(other["validation_loss"], rel=exact)
-        assert row["validation_top1"] == other["validation_top1"] and row["learning_rate"] == other["learning_rate"]
+        assert row["validation_top1"] == pytest.approx(other["validation_top1"], rel=0, abs=1.001 * images * 100 / 24)
+        assert row["learning_rate"] == other["learning_rate"]
     assert one.result["test_loss"] == pytest.approx(two.result["test_loss"], rel=exact)
-    assert one.result["test_top1"] == two.result["test_top1"]
-    weights = [checkpoint.read(run.folder / "model.safetensors") for run in (one, two)]
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2 * exact)
+    assert one.result["test_top1"] == pytest.approx(two.result["test_top1"], rel=0, abs=1.001 * images * 100 / 99)
+    other = weights(two.folder)
+    for name, tensor in weights(one.folder).items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=2 * exact)
     provenance = [json.loads((run.folder / "provenance.json").read_text())["launcher"] for run in (one, two)]
     assert provenance == [[], shlex.split(TWO)]
     assert sorted(path.name for path in two.folder.iterdir()) == [
@@ -59,16 +62,8 @@ def test_a_run_that_breaks_breaks_in_all_processes(tmp_path, monkeypatch):
 
 def test_an_interrupted_run_may_go_on_in_more_processes(tmp_path, monkeypatch):
     whole, = compute(monkeypatch, tmp_path / "whole", "", [TINY])
-    save = loop._Run.save
-
-    def save_and_stop(self):
-        save(self)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            compute(patch, tmp_path / "parts", "", [TINY])
+    with interrupted(monkeypatch):
+        compute(monkeypatch, tmp_path / "parts", "", [TINY])
     parts, = compute(monkeypatch, tmp_path / "parts", TWO, [TINY])
     assert [row["train_loss"] for row in parts.history[1:]] == pytest.approx(
         [row["train_loss"] for row in whole.history[1:]], rel=1e-5)

@@ -145,8 +145,7 @@ def test_clocks_that_jump_do_not_matter(project):
 
 def test_several_gpus_start_as_many_processes(monkeypatch):
     seen = {}
-    monkeypatch.setattr(fingerprint, "inputs_fingerprint", fingerprint.inputs_fingerprint)  # main() has it remember
-    monkeypatch.setenv("COMPANION_LAUNCH", "")  # both are restored afterwards
+    monkeypatch.setenv("COMPANION_LAUNCH", "")  # restored afterwards
     monkeypatch.delenv("COMPANION_LAUNCH")
     monkeypatch.setattr(workflow, "execute", lambda *arguments: seen.update(launch=workflow.os.environ.get("COMPANION_LAUNCH")))
     for gpus, expected in ((0, None), (1, None), (4, f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 4")):

@@ -13,6 +13,7 @@ import yaml
 
 from lib import files
 from lib.companion import fingerprint, params, workflow
+from lib.models import zoo
 from lib.training import dense
 
 NOTEBOOKS = fingerprint.notebooks()
@@ -111,31 +112,72 @@ FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 4, "device": "cpu", "workers
        "diagram_depths": [1], "seeds": [0], "diagram_seeds": [0], "train_images": 10, "test_images": 4, "cases": 20,
        "draws": 20, "search_steps": 2, "jacobian_tokens": 4, "accumulation": 1, "peer_epochs": 1, "peer_images": 10,
        "mae_epochs": 1, "mae_finetune_epochs": 1, "mae_batch_size": 4, "mae_images": 10, "timing_batch": 1,
-       "timing_rounds": 1, "worker_images": 24, "spectra_depths": [1, 2], "alphas": [2.0], "betas": [0.6], "cs": [3.0],
+       "timing_rounds": 1, "worker_images": 24, "depth": 2, "spectra_depths": [1, 2], "alphas": [2.0], "betas": [0.6], "cs": [3.0],
        "dino_depth": 2, "dino_epochs": 1, "dino_batch_size": 4, "scene_size": 32, "train_scenes": 2, "test_scenes": 2,
-       "probe_epochs": 1, "deep": 2, "fine_epochs": 1, "factorial_depth": 1, "factorial_epochs": 1, "factorial_seeds": [0],
+       "probe_epochs": 1, "deep": 3, "fine_epochs": 1, "factorial_depth": 2, "factorial_epochs": 1, "factorial_seeds": [0],
        "timing_images": 2}
 NARROW = {"embed_dim": 24, "num_heads": 2}
 # SOAP decomposes matrices of a ViT-B's width for minutes: notebook 06 keeps its models' patches and recipe, not their size.
 SHRUNK = {"06_skipless": {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW,
                           "dino_recipe": {"outputs": 64, "hidden_dim": 32, "bottleneck_dim": 16}}}
 
-ONLY = {"05_anti_oversmoothing": {"epsilons": {"dct": 0.95}}}  # one form of graying
+ONLY = {"02_token_graying": {"kappa_images": 1},  # float64 decompositions of 3,136 tokens at every layer of a Swin
+        "05_anti_oversmoothing": {"epsilons": {"dct": 0.95}}}  # one form of graying
+
+
+def shallow(model, args):
+    """Return a model's arguments with one or two blocks a stage; a Swin's windows are shifted in every second block."""
+    if model.startswith(("swin", "pvt")):
+        return args | {"depths": [2] + [1] * (len(args.get("depths", range(4))) - 1)}
+    return args | {"depth": 2}
 
 
 def two_batches(notebook, values):
-    """Keep a preset's models, data and recipe, but only a first learning rate, a first seed and a few steps."""
+    """Keep a preset's models but for their depth, its data and its recipe; only a first rate, a first seed and a few steps."""
     declaring, = [cell for cell in code_cells(notebook) if "parameters" in tags(cell)]
     declared = params.declarations(declaring.source)
     firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
     few = {name: value for name, value in FEW.items() if name in declared}
     if "recipe" in values:
         few["recipe"] = values["recipe"] | {"test_images": 4, "accumulation": 1}
-    shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
-    if shrunk:
-        few["depth"] = 1
     few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
+    if "mae_args" in values:
+        few["mae_args"] = values["mae_args"] | {"decoder_depth": 1}
+    few |= {f"{name}_args": shallow(values[name], values.get(f"{name}_args", {})) for name in ("cait", "swin") if name in values}
+    few |= {name: value | {"args": shallow(value["model"], value["args"])} for name, value in peers(values).items()}
+    shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
     return values | firsts | few | shrunk | ONLY.get(notebook, {})
+
+
+def peers(values):
+    """Return the parameters that hold a model's name beside its arguments."""
+    return {name: value for name, value in values.items() if isinstance(value, dict) and "model" in value}
+
+
+def models(values):
+    """Return (name, arguments) of every model that a preset trains, at its full size."""
+    named = [(values[name], values.get(f"{name}_args", {}), values.get(depth))
+             for name, depth in (("vit", "depth"), ("vit", "deep"), ("dino_vit", "dino_depth"), ("cait", ""), ("swin", "")) if name in values]
+    return [(name, args | ({"depth": depth} if depth else {})) for name, args, depth in named] + [
+        (peer["model"], peer["args"]) for peer in peers(values).values()]
+
+
+SIDES = {"cifar10": 32, "tiny-imagenet": 64, "imagenet-1k": 224}  # pixels, where a preset leaves them as they are
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["gpu", "paper"])
+def test_the_models_of_the_large_presets_exist_in_full_size(preset):
+    built = 0
+    for notebook in NOTEBOOKS:
+        values = yaml.safe_load(params.preset_path(notebook, preset).read_text()) or {}
+        for model, args in models(values):
+            side = values.get("img_size") or SIDES[values["data"]]
+            net = zoo.create_model(model, num_classes=10, img_size=side, **args)
+            blocks = sum(args["depths"]) if "depths" in args else args.get("depth", 1)
+            assert len(zoo.blocks(net)) >= blocks
+            built += 1
+    assert built >= 12
 
 
 @pytest.mark.slow

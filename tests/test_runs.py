@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interruption import interrupted
 from test_loop import TINY, but
 
 from lib import files
@@ -131,23 +132,9 @@ def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
     assert first.folder.with_name(f"{first.hash}.damaged-1").is_dir()
 
 
-def stop_after(monkeypatch, epoch):
-    """Stop the next run as a crash would, after it wrote the checkpoint of an epoch."""
-    save = loop._Run.save
-
-    def save_and_stop(self):
-        save(self)
-        if self.epoch == epoch:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Run, "save", save_and_stop)
-
-
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_starts_over(store, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            load_or_run()
+    with interrupted(monkeypatch, after=2):
+        load_or_run()
     half, = store.glob("train/*/checkpoint.safetensors")
     half.write_bytes(half.read_bytes()[:-7])
     said = []

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from interruption import equal, interrupted, weights
 from test_loop import TINY as SUPERVISED
 
 from lib.companion import runs
@@ -20,14 +21,6 @@ TINY = MaeConfig(data="fashion_mnist", model="vit", model_args={"embed_dim": 16,
 
 def but(**changes):
     return dataclasses.replace(TINY, **changes)
-
-
-def weights(folder):
-    return checkpoint.read(folder / "model.safetensors")
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_it_learns_and_says_what_it_did(tmp_path):
@@ -55,18 +48,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path):
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, monkeypatch, graying):
     config = but(graying=graying, epsilon=0.7, augment="crop_flip")
     whole = pretrain(config, tmp_path / "whole")
-    save = selfsupervised._Pretraining.save
-
-    def save_and_stop(self):
-        save(self)
-        if self.epoch == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(selfsupervised._Pretraining, "save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(config, tmp_path / "parts")
-    torch.rand(7)  # the generator's state must not matter
+    with interrupted(monkeypatch):
+        pretrain(config, tmp_path / "parts")
     parts = pretrain(config, tmp_path / "parts")
     assert parts["history"] == whole["history"]
     assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
@@ -131,7 +114,7 @@ def test_bad_settings_are_named():
 def test_a_loss_that_breaks_is_a_result_and_the_last_whole_epoch_is_kept(tmp_path, monkeypatch):
     loss = selfsupervised._Pretraining._loss
     monkeypatch.setattr(selfsupervised._Pretraining, "_loss",
-                        lambda self, images: loss(self, images) * (float("nan") if self.epoch == 1 and self.model.training else 1))
+                        lambda self, images: loss(self, images) * (float("nan") if self.epoch == 2 and self.model.training else 1))
     result = pretrain(TINY, tmp_path / "broken")
     assert result["divergence"] == {"kind": "non-finite", "epoch": 2, "step": 5}
     assert len(result["history"]) == 2 and result["final_loss"] == result["history"][0]["validation_loss"]

@@ -23,15 +23,17 @@ from pathlib import Path
 import timm
 import torch
 
-from benchmarks.graying import dct_dense, interleaved, median_ratio, photographs, svd_torch
+from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
 from lib import files
 from lib.companion import ledger, provenance
-from lib.errors import InputError
+from lib.companion.graying_survey import interleaved, median_ratio
+from lib.errors import InputError, run_command
 from lib.models import create_model
 from lib.models.skipless import SkiplessInit
 from lib.theory import conditioning, jacobian, spectral
 from lib.training import loop
+from lib.training.run import build_optimizer
 from lib.transforms import augment, graying
 
 RESULT = files.ROOT / "data" / "gpu_check.json"
@@ -122,7 +124,7 @@ def attention_times(device: torch.device, batch: int, rounds: int) -> list[dict]
 
 
 def _ratios(steps: dict, device: torch.device, rounds: int, base: str, about: dict) -> list[dict]:
-    times = interleaved(steps, device, rounds)
+    times = interleaved(steps, device.type, rounds)
     return [about | {"step": name, "ms": 1e3 * statistics.median(times[name]), "to": base,
                      "ratio": median_ratio(times[name], times[base])} for name in steps]
 
@@ -141,12 +143,12 @@ def throughput(device: torch.device, data: str) -> dict:
     config = recipe(device, data, epochs=2, probe_images=0)
     with tempfile.TemporaryDirectory() as folder:
         run = loop._Run(config, Path(folder))
-        run.train_epoch(1)  # warm up
+        run.advance()  # warm up
         evaluating = _seconds(run._evaluate_epoch, device)
-        training = _seconds(lambda: run.train_epoch(2), device) - evaluating
+        training = _seconds(run.advance, device) - evaluating
     images, labels = next(loop.dataset(config).train.batches(config.batch_size, device=device, train=True))
     model = loop.build_model(config).to(device).train()
-    optimizer = loop.build_optimizer(config, model)
+    optimizer = build_optimizer(config, model)
 
     def compute():
         for _ in range(run.steps):
@@ -205,37 +207,37 @@ def table(rows: list[dict]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def check(device: torch.device, minutes: float) -> str:
+    """Do all of it, printing as it goes; return what was recorded. Raises InputError without a GPU, or where it disagrees."""
+    deadline = time.monotonic() + 60 * minutes
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("this machine shows no GPU to torch; nothing was checked")
+    data = "cifar10" if "COMPANION_CIFAR10" in os.environ else "fashion_mnist"
+    batch, rounds, model = (256, 9, "vit_base_patch16_224") if device.type == "cuda" else (1, 1, "vit_tiny_patch16_224")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    found = {"device": provenance.machine(device.type), "versions": provenance.versions(), "git": provenance.git_state(),
+             "data": data}
+    parts = {
+        "parity": lambda: parity(device), "steps": lambda: step_times(device, batch, rounds, model),
+        "attention": lambda: attention_times(device, batch, rounds), "images_per_second": lambda: [throughput(device, data)],
+        "skip_removal": lambda: skip_removal(device, data, deadline, found["images_per_second"][0]["loop"])}
+    for name, part in parts.items():
+        found[name] = part()
+        print(table(found[name]), flush=True)
+    if device.type == "cuda":
+        files.write(RESULT, json.dumps(found, indent=1) + "\n")
+    wrong = [row["function"] for row in found["parity"] if not row["agrees"]]
+    if wrong:
+        raise InputError(f"on this GPU {', '.join(wrong)} differ from the CPU by more than allowed")
+    return record(found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the script itself, in small")
     parser.add_argument("--minutes", type=float, default=8.0)
     arguments = parser.parse_args()
-    deadline, device = time.monotonic() + 60 * arguments.minutes, torch.device(arguments.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("this machine shows no GPU to torch; nothing was checked", file=sys.stderr)
-        return 1
-    data = "cifar10" if "COMPANION_CIFAR10" in os.environ else "fashion_mnist"
-    batch, rounds, model = (256, 9, "vit_base_patch16_224") if device.type == "cuda" else (1, 1, "vit_tiny_patch16_224")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        found = {"device": provenance.machine(device.type), "versions": provenance.versions(), "git": provenance.git_state(),
-                 "data": data, "parity": parity(device)}
-        print(table(found["parity"]), flush=True)
-        found["steps"] = step_times(device, batch, rounds, model)
-        print(table(found["steps"]), flush=True)
-        found["attention"] = attention_times(device, batch, rounds)
-        print(table(found["attention"]), flush=True)
-        found["images_per_second"] = throughput(device, data)
-        print(table([found["images_per_second"]]), flush=True)
-        found["skip_removal"] = skip_removal(device, data, deadline, found["images_per_second"]["loop"])
-        print(table(found["skip_removal"]), flush=True)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if device.type == "cuda":
-        files.write(RESULT, json.dumps(found, indent=1) + "\n")
-    print(record(found))
-    return 0 if all(row["agrees"] for row in found["parity"]) else 1
+    return run_command(check, torch.device(arguments.device), arguments.minutes)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Nothing here imports torch, so that a workflow with nothing to do answers at onc
 """
 
 import ast
+import functools
 import hashlib
 import io
 import json
@@ -63,7 +64,7 @@ def inputs_fingerprint(notebook: str, preset: str) -> str:
     The overview depends on what every other notebook does, and on all claims.
     """
     code = "\n\n".join(source for source, _ in notebook_code_cells(notebook))
-    claims = yaml.safe_load((ROOT / "data" / "claims.yaml").read_text())["claims"]
+    claims = _claims((ROOT / "data" / "claims.yaml").read_text())
     preset_file = preset_path(notebook, preset)
     return digest({
         "notebook": code,
@@ -104,19 +105,32 @@ def _path(module: str) -> Path | None:
     return next((path for path in candidates if module.split(".")[0] == "lib" and path.exists()), None)
 
 
+# The same texts are asked for many times: by every notebook, and by the overview once more.
+@functools.cache
+def _claims(text: str) -> dict[str, dict]:
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["claims"]
+
+
 def _imports(source: str) -> list[str]:
     """Return the `lib` modules that a source imports, and the packages they lie in."""
+    names = _imported(source)
+    packages = {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
+    return sorted(name for name in names | packages if _path(name))
+
+
+@functools.cache
+def _imported(source: str) -> set[str]:
+    """Return what a source imports from `lib`: modules, and names that may be modules."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    names = {name for name in names if name.split(".")[0] == "lib"}
-    packages = {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
-    return sorted(name for name in names | packages if _path(name))
+    return {name for name in names if name.split(".")[0] == "lib"}
 
 
+@functools.cache
 def _without_comments(source: str) -> str:
     """Return a source's lines without comments, docstrings and blank lines."""
     lines = source.splitlines()

@@ -252,7 +252,7 @@ def graying_times(device: str, rounds: int, batch: int = 1, epsilon: float = 0.5
             for way in tasks:
                 rows.append({"repetition": repetition, "tokens": label, "way": way,
                              "milliseconds": 1e3 * statistics.median(times[way]) / calls / batch,
-                             "faster": _median_ratio(times["torch.linalg.svd"], times[way])})
+                             "faster": median_ratio(times["torch.linalg.svd"], times[way])})
     return pandas.DataFrame(rows)
 
 
@@ -271,7 +271,7 @@ def step_ratios(model: str, device: str, rounds: int, batch: int = 1, epsilon: f
     for repetition in range(3):
         times = interleaved(tasks, device, rounds)
         rows += [{"repetition": repetition, "model": model, "way": way, "step_seconds": statistics.median(times["step"]),
-                  "ratio": 1 + _median_ratio(times[way], times["step"])} for way in ways(device)]
+                  "ratio": 1 + median_ratio(times[way], times["step"])} for way in ways(device)]
     return pandas.DataFrame(rows)
 
 
@@ -320,7 +320,7 @@ def _training_step(model: nn.Module, pictures: Tensor) -> Callable[[], None]:
     return step
 
 
-def _median_ratio(numerators: list[float], denominators: list[float]) -> float:
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerators, denominators))
 
 

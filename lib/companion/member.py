@@ -14,23 +14,18 @@ import typing
 from pathlib import Path
 
 from lib import files
-from lib.errors import InputError
+from lib.errors import run_command
 
 
-def main(function: str, folder: str) -> int:
-    """Compute the run whose folder is given; return the exit status."""
+def compute(function: str, folder: str) -> None:
+    """Compute the run whose folder is given."""
     module, _, name = function.partition(":")
     target = getattr(importlib.import_module(module), name)
     path = Path(folder)
     config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text()))
-    try:
-        result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 1
+    result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
     if os.environ.get("RANK", "0") == "0":
         files.write(path / "outcome.json", json.dumps(result))
-    return 0
 
 
 def lines(rows: list[dict]) -> str:
@@ -39,4 +34,4 @@ def lines(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(run_command(compute, *sys.argv[1:]))

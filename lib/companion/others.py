@@ -19,7 +19,7 @@ from torch.linalg import matrix_norm
 
 from lib import files
 from lib.companion import fingerprint, provenance
-from lib.errors import InputError
+from lib.errors import InputError, run_command
 from lib.models import pretrained, probe
 from lib.models.pretrained import Trace
 from lib.theory.spectral import attention_similarity, frequency_response, low_pass_share, signal_spectrum, token_similarity
@@ -237,14 +237,5 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def main() -> int:
-    try:
-        print(store())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(store))

@@ -41,6 +41,7 @@ from lib.errors import InputError
 from lib.training import checkpoint, loop
 
 SCHEMA = 1
+SCORES = {"test_top1": "top-1 {:.1f} %", "miou_single": "mIoU {:.1f} %", "corloc": "CorLoc {:.1f} %", "final_loss": "loss {:.3f}"}
 QUIET_SECONDS = 15  # the longest silence before the progress of a running job is reported
 
 
@@ -333,8 +334,8 @@ def _outcome(run: Run) -> str:
     seconds = sum(json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
-    score = f"top-1 {run.result['test_top1']:.1f} %" if "test_top1" in run.result else f"loss {run.result['final_loss']:.3f}"
-    return f"{score}{broken} ({seconds:.0f} s)"
+    said = next((text.format(run.result[name]) for name, text in SCORES.items() if run.result.get(name) is not None), "done")
+    return f"{said}{broken} ({seconds:.0f} s)"
 
 
 def _start_worker() -> None:

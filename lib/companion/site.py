@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 
 from lib import files
 from lib.companion import figures, fingerprint, ledger, workflow
-from lib.errors import InputError
+from lib.errors import InputError, run_command
 
 EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
 CONFIG = {
@@ -165,7 +165,4 @@ def _plain(app: Sphinx, what: str, name: str, thing: object, options: object, li
 
 
 if __name__ == "__main__":
-    try:
-        print(build(*(Path(argument).resolve() for argument in sys.argv[1:2])))
-    except InputError as error:
-        sys.exit(str(error))
+    sys.exit(run_command(build, *(Path(argument).resolve() for argument in sys.argv[1:2])))

@@ -290,7 +290,7 @@ def _widget(control: Slider | Choice, value: object) -> ipywidgets.Widget:
 
 def _canvas(panels: Sequence[Panel]) -> tuple[FigureCanvasAgg, list]:
     """Return a canvas on which all that stays the same is drawn: drawing axes takes most of a picture's time."""
-    figure = Figure(figsize=(10, 3.5), dpi=DOTS)
+    figure = Figure(figsize=(10, 3.5), dpi=DOTS, layout="none")
     canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(LOOK):
         axes = list(figure.subplots(1, len(panels), squeeze=False)[0])

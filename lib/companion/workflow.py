@@ -9,7 +9,6 @@
 """
 
 import argparse
-import functools
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ import nbformat
 from lib import files
 from lib.companion import fingerprint, jobs, ledger
 from lib.companion.fingerprint import notebook_path, preset_path
-from lib.errors import InputError
+from lib.errors import InputError, run_command
 
 BUILD = files.ROOT / "build"
 README = files.ROOT / "README.md"
@@ -173,30 +172,28 @@ def main() -> int:
     commands.add_parser("benchmark").add_argument("name")
     for name in ("plan", "failures"):
         commands.add_parser(name).add_argument("preset", choices=fingerprint.PRESETS)
-    arguments = parser.parse_args()
-    fingerprint.inputs_fingerprint = functools.cache(fingerprint.inputs_fingerprint)  # the overview's asks for all others'
-    try:
-        if arguments.command == "execute":
-            if arguments.gpus > 1:
-                launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {arguments.gpus}"
-                os.environ.setdefault("COMPANION_LAUNCH", launcher)
-            execute(arguments.notebook, arguments.preset, arguments.output.resolve())
-        elif arguments.command == "publish":
-            print(publish())
-        elif arguments.command == "benchmark":
-            print(benchmark(arguments.name))
-        elif arguments.command == "plan":
-            print(jobs.plan(arguments.preset))
-        elif arguments.command == "failures":
-            print("\n".join(jobs.failures(arguments.preset)))
-        else:
-            problems = [f"{problem}; run: make reproduce" for problem in check()]
-            print("\n".join(problems) or "every notebook, figure and ledger entry is there and current")
-            return bool(problems)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return run_command(_command, parser.parse_args())
+
+
+def _command(arguments: argparse.Namespace) -> str | None:
+    """Do what a command asks for; return what to say."""
+    if arguments.command == "execute":
+        if arguments.gpus > 1:
+            launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {arguments.gpus}"
+            os.environ.setdefault("COMPANION_LAUNCH", launcher)
+        return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
+    if arguments.command == "publish":
+        return publish()
+    if arguments.command == "benchmark":
+        return benchmark(arguments.name)
+    if arguments.command == "plan":
+        return jobs.plan(arguments.preset)
+    if arguments.command == "failures":
+        return "\n".join(jobs.failures(arguments.preset))
+    problems = [f"{problem}; run: make reproduce" for problem in check()]
+    if problems:
+        sys.exit("\n".join(problems))
+    return "every notebook, figure and ledger entry is there and current"
 
 
 if __name__ == "__main__":

@@ -536,13 +536,12 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
     """Evaluate a pre-trained teacher on dense tasks; return, where `config` asks for them:
 
         miou_single, miou_multi, corloc   in percent
-        final_loss                        of the single-layer probe's training; without one, the share of images in
-                                          which no object was found
+        final_loss                        of the single-layer probe's training
         similarity                        mean cosine of different patch tokens after the last block, on test images
 
     The single-layer probe ends up in `folder`/model.safetensors.
     """
-    start, result, layer = time.perf_counter(), {"final_loss": 0.0}, nn.Identity()
+    start, result, layer = time.perf_counter(), {}, nn.Identity()
     backbone, data = load_backbone(folder.parent.parent / config.initial, config.device)
     if config.size % backbone.patch:
         raise InputError(f"size {config.size} is not divisible by the patch size {backbone.patch} of the model")
@@ -557,8 +556,6 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
     if config.discovery != "none":
         scenes = take(config.discovery, "discovery", count=config.test_scenes)
         result["corloc"] = corloc(backbone, scenes, config.threshold)
-        if config.dense == "none":
-            result["final_loss"] = 1 - result["corloc"] / 100
         first = backbone.features(backbone.images(next(scenes.batches())))
         result["similarity"] = float(token_similarity(first.flatten(2).mT.double()).mean())
     checkpoint.write(folder / "model.safetensors", layer.state_dict())

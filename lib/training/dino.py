@@ -3,31 +3,28 @@
 "Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021, arXiv 2104.14294): a student sees
 large and small crops of an image and learns to say of each what a teacher says of the other large ones; the teacher is
 the student's moving average, its outputs are centred and sharpened. Heads, loss with its centre, and averaging are
-lightly's parts, around a timm ViT with any skip policy and initialisation of `lib.models`. As in `loop`, everything
-random in an epoch is seeded from (seed, epoch), so a resumed run repeats itself bit for bit, and a loss that breaks is a
-result.
+lightly's parts, around a timm ViT with any skip policy and initialisation of `lib.models`. lib/training/run.py has what
+all kinds of run share.
 """
 
 import json
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from lightly.loss import DINOLoss
 from lightly.models.modules import DINOProjectionHead
 from lightly.models.utils import update_momentum
 from lightly.utils.scheduler import cosine_schedule
 from timm.models.vision_transformer import VisionTransformer
-from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
 from lib.errors import InputError
 from lib.training import checkpoint, loop
 from lib.training.data import Split
+from lib.training.run import EVALUATION_BATCH, Run, RunConfig, build_optimizer, finite, first_broken
 from lib.transforms.multicrop import multi_crop
 
 NEIGHBOURS, NEIGHBOUR_TEMPERATURE = 20, 0.07  # the published k-NN classifier
@@ -35,7 +32,7 @@ NEIGHBOUR_IMAGES = 20_000  # training images that it looks among, at most
 
 
 @dataclass(frozen=True)
-class DinoConfig:
+class DinoConfig(RunConfig):
     """Everything that decides the numbers of one pre-training run (the run store hashes it).
 
     The model is a ViT of `lib.models.zoo`; data, budget and recipe mean what they do in `loop.TrainConfig`; the
@@ -46,26 +43,15 @@ class DinoConfig:
     head's last layer, of `outputs` rows, is frozen for `frozen_epochs`. Raises InputError for a value out of its range.
     """
 
-    data: str
-    model: str
-    seed: int
-    epochs: int
-    learning_rate: float
-    model_args: dict = field(default_factory=dict)
+    batch_size: int = 256
+    weight_decay: float = 0.04
+    warmup: float = 0.1
     skip: str = "both"
     skipless: dict = field(default_factory=dict)
-    img_size: int | None = None
-    channels: int | None = None
-    train_images: int | None = None
-    test_images: int | None = None
-    validation: float = 0.1
-    batch_size: int = 256
     optimizer: str = "adamw"
-    weight_decay: float = 0.04
-    final_weight_decay: float = 0.4
-    warmup: float = 0.1
     minimum_learning_rate: float = 1e-6
     clip: float = 3.0
+    final_weight_decay: float = 0.4
     momentum: float = 0.996
     first_temperature: float = 0.04
     teacher_temperature: float = 0.07
@@ -79,16 +65,10 @@ class DinoConfig:
     local_size: int = 96
     global_scale: list = field(default_factory=lambda: [0.4, 1.0])
     local_scale: list = field(default_factory=lambda: [0.05, 0.4])
-    precision: str = "float32"
-    device: str = "cpu"
 
     def __post_init__(self):
-        # What all kinds of run have is checked in one place; what DINO lacks keeps its defaults.
-        loop.TrainConfig(**{name: getattr(self, name) for name in loop.TrainConfig.__dataclass_fields__ if hasattr(self, name)})
-        for name, minimum in {"local_crops": 0, "frozen_epochs": 0, "local_size": 1, "hidden_dim": 1, "bottleneck_dim": 1,
-                              "outputs": 2}.items():
-            if getattr(self, name) < minimum:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+        super().__post_init__()
+        self.check_least(local_crops=0, frozen_epochs=0, local_size=1, hidden_dim=1, bottleneck_dim=1, outputs=2)
         for name in ("first_temperature", "teacher_temperature", "student_temperature"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be positive")
@@ -169,49 +149,25 @@ def distil(config: DinoConfig, folder: Path, report: Callable[[list[dict]], None
         seconds          of each epoch
         parameters       of the ViT, without its head
 
-    The teacher's ViT ends up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    The teacher's ViT ends up in `folder`/model.safetensors. `report` is called as `Run.run` says.
     """
-    run = _Distillation(config, folder)
-    while run.epoch < config.epochs and not run.divergence:
-        run.train_epoch(run.epoch + 1)
-        run.save()
-        if report:
-            report(run.history)
-    return run.finish()
+    return _Distillation(config, folder).run(report)
 
 
-class _Distillation:
-    """The state of one run between epochs."""
+class _Distillation(Run):
+    """A run of DINO pre-training."""
 
     def __init__(self, config: DinoConfig, folder: Path):
-        self.config, self.folder, self.data = config, folder, loop.dataset(config)
-        self.accelerator = Accelerator(cpu=config.device == "cpu")
-        self.device = self.accelerator.device
-        if self.device.type != config.device:
-            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
-        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
-        self.steps = self.data.train.num_images // config.batch_size
-        if not self.steps:
-            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
-        vits = build_vit(config), build_vit(config)
-        self.net = Dino(vits, config).to(self.device)
-        self.optimizer = loop.build_optimizer(config, self.net.student)
-        self.decayed = [index for index, group in enumerate(self.optimizer.param_groups) if group["weight_decay"]]
-        updates = config.epochs * self.steps
-        self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, lr_min=config.minimum_learning_rate,
-                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
-        self.model, self.stepper = self.accelerator.prepare(self.net, self.optimizer)
+        super().__init__(config, folder)
+        net = Dino((build_vit(config), build_vit(config)), config).to(self.device)
+        optimizer = build_optimizer(config, net.student)
+        self.decayed = [index for index, group in enumerate(optimizer.param_groups) if group["weight_decay"]]
         self.mean, self.std = torch.tensor([self.data.mean, self.data.std], device=self.device)
-        self.epoch, self.history, self.divergence, self.seconds = 0, [], None, []
-        saved = folder / "checkpoint.safetensors"
-        if saved.exists():
-            self._resume(checkpoint.read(saved))
+        self.prepare(net, optimizer)
 
     def train_epoch(self, epoch: int) -> None:
-        config, start = self.config, time.perf_counter()
+        config = self.config
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
-        loop.seed_everything(config.seed, epoch, self.shard[0])
-        self.model.train()
         losses = []
         batches = self.data.train.batches(config.batch_size, device=self.device, seed=config.seed, epoch=epoch,
                                           drop_last=True, train=True, shard=self.shard)
@@ -219,30 +175,17 @@ class _Distillation:
             losses.append(self._step(images, step, epoch))
             if config.optimizer == "soap" and not losses[-1].isfinite():  # it decomposes its gradients
                 break
-        broken = (~torch.stack(losses).isfinite()).nonzero()
-        if len(broken) or not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
-            step = broken[0].item() if len(broken) else self.steps - 1
-            self.divergence = {"kind": "non-finite", "epoch": epoch, "step": (epoch - 1) * self.steps + step}
+        losses = self.losses(losses)
+        place = first_broken(losses)
+        if place is not None or not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
+            self.break_off(epoch, self.steps - 1 if place is None else place)
             self.net.load_state_dict(before)
-        self.epoch = epoch
-        self.history.append({"epoch": epoch, "train_loss": loop.finite(torch.stack(losses).mean()),
+        self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
                              "learning_rate": self.optimizer.param_groups[0]["lr"], "temperature": self._temperature(epoch)})
-        self.seconds.append(time.perf_counter() - start)
-
-    def save(self) -> None:
-        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
-        for parameter, state in self.optimizer.state.items():
-            self.optimizer.state[parameter] = loop.contiguous(state)
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "checkpoint.safetensors", {
-                "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
-                "divergence": self.divergence, "seconds": self.seconds, "model": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict()})
 
     def finish(self) -> dict:
         teacher = self.net.teacher["vit"]
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "model.safetensors", teacher.state_dict())
+        self.store("model.safetensors", teacher.state_dict())
         found, known = self._features(self.data.validation), self._features(self.data.train, NEIGHBOUR_IMAGES)
         return {"history": self.history, "final_loss": self.history[-1]["train_loss"], "seconds": self.seconds,
                 "validation_top1": neighbour_top1(*known, *found), "divergence": self.divergence,
@@ -257,8 +200,7 @@ class _Distillation:
                 step, last, config.weight_decay, config.final_weight_decay)
         large, small = multi_crop(images, self.mean, self.std, size=self.data.img_size, local_size=config.local_size,
                                   local_crops=config.local_crops, scale=config.global_scale, local_scale=config.local_scale)
-        low = config.precision != "float32"
-        with torch.autocast(self.device.type, loop.PRECISIONS[config.precision], enabled=low):
+        with self.autocast():
             loss = self.model(large, small, self._temperature(epoch))
         self.accelerator.backward(loss)
         self.net.student["head"].cancel_last_layer_gradients(epoch - 1)
@@ -279,20 +221,12 @@ class _Distillation:
     def _features(self, split: Split, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the teacher's features (N, d) and labels (N,) of a split's first images, on the CPU."""
         features, labels = [], []
-        for images, classes in split.batches(loop.EVALUATION_BATCH, device=self.device, train=False):
+        for images, classes in split.batches(EVALUATION_BATCH, device=self.device, train=False):
             features.append(self.net.teacher["vit"](images).float().cpu())
             labels.append(classes.cpu())
-            if most and len(labels) * loop.EVALUATION_BATCH >= most:
+            if most and len(labels) * EVALUATION_BATCH >= most:
                 break
         return torch.cat(features), torch.cat(labels)
-
-    def _resume(self, state: dict) -> None:
-        if state["config"] != asdict(self.config):
-            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
-        self.net.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.history = state["epoch"], state["history"]
-        self.divergence, self.seconds = state["divergence"], state["seconds"]
 
 
 def neighbour_top1(known: Tensor, labels: Tensor, features: Tensor, truth: Tensor) -> float:

@@ -1,80 +1,66 @@
 """The training loop: one supervised run, from a configuration to its metrics, resumable at every epoch.
 
 Built on accelerate (devices, several processes, gradient accumulation) and timm's factories (optimiser, cosine
-schedule with warm-up, EMA, mixup). Two properties hold by construction:
-
-* **Exact resume.** Everything random in an epoch (data order, augmentation, dropout, mixup) is seeded from
-  (seed, epoch) alone, so a run resumed at an epoch's start repeats what it would have done, bit for bit.
-* **Divergence is a result.** Removing skips is meant to break training: what broke, and at which step, is
-  recorded in the result; it is not an exception.
+schedule with warm-up, EMA, mixup). It resumes exactly, and removing skips is meant to break training: what broke, and at
+which step, is recorded in the result. lib/training/run.py has what it shares with the other kinds of run.
 """
 
-import contextlib
 import copy
 import functools
 import math
-import random
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy
 import torch
-from accelerate import Accelerator
-from pytorch_optimizer import SOAP
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
-from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from lib.errors import InputError, unknown
+from lib.errors import InputError
 from lib.models import probe, zoo
-from lib.models.skipless import SkiplessInit
 from lib.theory.conditioning import condition_number, summarise_log_kappa
 from lib.training import checkpoint
-from lib.training.data import ImageData, Split, load
+from lib.training.data import Split
+from lib.training.run import (
+    EVALUATION_BATCH,
+    PRECISIONS,
+    Run,
+    RunConfig,
+    build_optimizer,
+    dataset,
+    finite,
+    first_broken,
+    refuse_arguments,
+    skipless_init,
+)
 from lib.transforms.graying import METHODS, TokenGraying
+
+__all__ = ["PLACES", "PRECISIONS", "TrainConfig", "block_conditions", "branch_kappas", "build_model", "dataset", "train"]
 
 EXPLOSION_WINDOW = 20  # steps over which the loss is averaged before it is called exploded
 EXPLOSION_FACTOR = 2.0  # times ln(classes), the loss of a constant guess
-EVALUATION_BATCH = 500
 PLACES = ("sab", "sab_with_input", "ffn", "ffn_with_input")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(RunConfig):
     """Everything that decides the numbers of one run (the run store hashes it).
 
-    `batch_size` is the global batch: `accumulation` splits it into that many micro-batches, several processes share
-    it. `optimizer` is a name of timm's, or "soap". `skipless` holds the arguments of a SkiplessInit, {} leaves timm's
-    initial weights. `warmup` is a fraction of all steps. `ema` is the decay of the averaged weights, 0 for none; with
-    it the averaged model is the one evaluated. `probe_images` is the number of validation images on which κ of every
-    block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd", "svd_fast", "dct") on the
-    training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the blocks numbered in
-    `graying_blocks` on their tokens instead. `initial` is the run whose weights to start from, "function/hash" in the
-    same store; parameters that it lacks keep their initial values. Raises InputError for a value out of its range.
+    `accumulation` splits the global batch into that many micro-batches. `optimizer` is a name of timm's, or "soap".
+    `skipless` holds the arguments of a SkiplessInit, {} leaves timm's initial weights. `ema` is the decay of the averaged
+    weights, 0 for none; with it the averaged model is the one evaluated. `probe_images` is the number of validation
+    images on which κ of every block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd",
+    "svd_fast", "dct") on the training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the
+    blocks numbered in `graying_blocks` on their tokens instead. `initial` is the run whose weights to start from,
+    "function/hash" in the same store; parameters that it lacks keep their initial values. Raises InputError for a value
+    out of its range.
     """
 
-    data: str
-    model: str
-    seed: int
-    epochs: int
-    learning_rate: float
-    model_args: dict = field(default_factory=dict)
     skip: str = "both"
     skipless: dict = field(default_factory=dict)
-    img_size: int | None = None
-    channels: int | None = None
-    train_images: int | None = None
-    test_images: int | None = None
-    validation: float = 0.1
-    batch_size: int = 64
     optimizer: str = "adamw"
-    weight_decay: float = 0.05
-    warmup: float = 0.15
     minimum_learning_rate: float = 0.0
     clip: float = 1.0
     augment: str = "none"
@@ -88,82 +74,28 @@ class TrainConfig:
     graying_patch_size: int = 0
     graying_rescale: bool = True
     graying_blocks: list = field(default_factory=list)
-    precision: str = "float32"
     compile: bool = False
     accumulation: int = 1
-    device: str = "cpu"
     probe_images: int = 20
 
     def __post_init__(self):
-        for name, minimum in {"seed": 0, "epochs": 1, "batch_size": 1, "accumulation": 1, "probe_images": 0}.items():
-            if getattr(self, name) < minimum:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
-        if not 0 < self.validation <= 0.5:
-            raise InputError(f"validation is {self.validation}; it must be a share above 0 and at most 0.5")
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
-        if self.batch_size % self.accumulation:
-            raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
-        if self.optimizer not in (optimizers := [*list_optimizers(), "soap"]):
-            raise unknown("optimizer", self.optimizer, optimizers)
-        _skipless(self)
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        if self.device not in ("cpu", "cuda"):
-            raise unknown("device", self.device, ("cpu", "cuda"))
-        if self.graying != "none" and self.graying not in METHODS:
-            raise unknown("graying", self.graying, ("none", *METHODS))
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise InputError("device is 'cuda', but this machine shows no GPU to torch; use device 'cpu' or 'auto'")
-
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def dataset(config: TrainConfig) -> ImageData:
-    """Load the data that `config` names."""
-    return load(config.data, img_size=config.img_size, channels=config.channels, validation=config.validation,
-                train_images=config.train_images, test_images=config.test_images)
+        self.check_least(accumulation=1, probe_images=0)
+        super().__post_init__()
 
 
 def build_model(config: TrainConfig) -> nn.Module:
     """Create the model that `config` describes, with the initial weights of its seed."""
     data = dataset(config)
-    for name in ("num_classes", "img_size", "in_chans", "skip", "init"):
-        if name in config.model_args:
-            raise InputError(f"model_args sets {name!r}, which the data and the configuration decide; leave it out")
+    refuse_arguments(config, "num_classes", "img_size", "in_chans", "skip", "init")
     torch.manual_seed(config.seed)
     model = zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
-                             init=_skipless(config), in_chans=data.channels, **config.model_args)
+                             init=skipless_init(config), in_chans=data.channels, **config.model_args)
     blocks = zoo.blocks(model) if config.graying_blocks else []
     for index in config.graying_blocks:
         if not 0 <= index < len(blocks):
             raise InputError(f"graying_blocks names block {index}; the model has blocks 0 to {len(blocks) - 1}")
         blocks[index][1].register_forward_pre_hook(functools.partial(_gray_tokens, config))
     return model
-
-
-def _skipless(config: TrainConfig) -> SkiplessInit | None:
-    """Return the skipless initialisation that `config` asks for, if any."""
-    for name in config.skipless:
-        if name not in SkiplessInit.__dataclass_fields__:
-            raise unknown("setting of skipless", name, SkiplessInit.__dataclass_fields__)
-    return SkiplessInit(**config.skipless) if config.skipless else None
-
-
-def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Create the optimiser that `config` names, without weight decay on what timm leaves out.
-
-    SOAP (Vyas et al., arXiv 2409.11321) has the settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis
-    every 10 steps. Its first step only measures.
-    """
-    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.optimizer == "soap":
-        left_out = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-        groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=left_out)
-        return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
-    fused = {"fused": True} if config.optimizer == "adamw" else {}  # one kernel for all parameters
-    return create_optimizer_v2(model, config.optimizer, **rates, **fused)
 
 
 def _gray_tokens(config: TrainConfig, block: nn.Module, inputs: tuple) -> tuple:
@@ -189,64 +121,47 @@ def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None
         divergence        None, or its kind, epoch and step
         seconds           of each epoch
 
-    The best epoch's weights end up in `folder`/model.safetensors. `report` is called with the history after each epoch.
-    In several processes (`accelerate launch`) each trains on its share of every batch and returns the same result; the
-    first one alone writes and reports.
+    The best epoch's weights end up in `folder`/model.safetensors. `report` is called as `Run.run` says.
     """
-    run = _Run(config, folder)
-    for epoch in range(run.epoch + 1, config.epochs + 1):
-        if run.divergence and run.divergence["kind"] == "non-finite":
-            break
-        run.train_epoch(epoch)
-        run.save()
-        if report and run.accelerator.is_main_process:
-            report(run.history)
-    return run.finish()
+    return _Run(config, folder).run(report)
 
 
-class _Run:
-    """The state of one run between epochs."""
+class _Run(Run):
+    """A run of supervised training."""
+
+    kept = ("best", "averaged")
 
     def __init__(self, config: TrainConfig, folder: Path):
-        self.config, self.folder, self.data = config, folder, dataset(config)
-        self.accelerator = Accelerator(cpu=config.device == "cpu", gradient_accumulation_steps=config.accumulation)
-        self.device = self.accelerator.device
-        if self.device.type != config.device:
-            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
-        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
-        self.steps = self.data.train.num_images // config.batch_size
-        if not self.steps:
-            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
-
-        self.net = build_model(config).to(self.device)
+        super().__init__(config, folder)
+        net = build_model(config).to(self.device)
         if config.initial:
-            _start_from(self.net, folder.parent.parent / config.initial / "model.safetensors")
-        self.optimizer = build_optimizer(config, self.net)
-        updates = config.epochs * self.steps
-        self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, lr_min=config.minimum_learning_rate,
-                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
-        self.ema = ModelEmaV3(self.net, decay=config.ema) if config.ema else None
-        trained = torch.compile(self.net) if config.compile else self.net
-        self.model, self.stepper = self.accelerator.prepare(trained, self.optimizer)
+            _start_from(net, folder.parent.parent / config.initial / "model.safetensors")
+        self.ema = ModelEmaV3(net, decay=config.ema) if config.ema else None
         self.mixup = self._mixup()
         self.graying = nn.Identity()
         if config.graying != "none" and not config.graying_blocks:
             self.graying = TokenGraying(config.graying, config.epsilon, config.graying_patch_size,
                                         rescale=config.graying_rescale, at_evaluation=True)
+        self.best = {}
+        self.prepare(net, build_optimizer(config, net), compiled=config.compile)
 
-        self.epoch, self.history, self.divergence, self.seconds, self.best = 0, [], None, [], {}
-        saved = folder / "checkpoint.safetensors"
-        if saved.exists():
-            self._resume(checkpoint.read(saved))
-        else:
-            self.history.append({"epoch": 0, "train_loss": None, "learning_rate": 0.0} | self._evaluate_epoch())
+    @property
+    def averaged(self) -> dict | None:
+        """The averaged weights, for the checkpoint."""
+        return self.ema.module.state_dict() if self.ema else None
+
+    @averaged.setter
+    def averaged(self, weights: dict | None) -> None:
+        if self.ema:
+            self.ema.module.load_state_dict(weights)
+
+    def begin(self) -> None:
+        self.history.append({"epoch": 0, "train_loss": None, "learning_rate": 0.0} | self._evaluate_epoch())
 
     def train_epoch(self, epoch: int) -> None:
-        config, start = self.config, time.perf_counter()
-        seed_everything(config.seed, epoch, self.shard[0])
+        config = self.config
         criterion = SoftTargetCrossEntropy() if self.mixup else nn.CrossEntropyLoss(
             label_smoothing=config.label_smoothing)
-        self.model.train()
         losses, norms, block_norms = [], [], {}
         batches = self.data.train.batches(
             config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
@@ -258,7 +173,7 @@ class _Run:
                 images, labels = self.mixup(images, labels)
             with self.accelerator.accumulate(self.model):
                 images = self.graying(images)
-                with self._autocast():
+                with self.autocast():
                     loss = criterion(self.model(images), labels)
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
@@ -276,39 +191,24 @@ class _Run:
             if (step + 1) % EXPLOSION_WINDOW == 0 and self._diverged(epoch, losses):
                 break
         self._diverged(epoch, losses)
-        self.epoch = epoch
-        row = {"epoch": epoch, "train_loss": finite(self.accelerator.reduce(torch.stack(losses), "mean").mean()),
+        row = {"epoch": epoch, "train_loss": finite(self.losses(losses).mean()),
                "learning_rate": self.optimizer.param_groups[0]["lr"],
                "gradient_norm": finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
         row |= self._evaluate_epoch()
         if row["validation_loss"] is None and not self.divergence:  # the epoch's last step broke the weights
-            self.divergence = {"kind": "non-finite", "epoch": epoch, "step": epoch * self.steps - 1}
+            self.break_off(epoch, self.steps - 1)
         self.history.append(row)
-        self.seconds.append(time.perf_counter() - start)
-
-    def save(self) -> None:
-        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
-        for parameter, state in self.optimizer.state.items():
-            self.optimizer.state[parameter] = contiguous(state)
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "checkpoint.safetensors", {
-                "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
-                "divergence": self.divergence, "seconds": self.seconds, "model": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict(), "ema": self.ema.module.state_dict() if self.ema else None,
-                "best": self.best})
 
     def finish(self) -> dict:
         """Score the last and the best epoch on the test split; keep the best epoch's weights."""
-        stopped = self.divergence is not None and self.divergence["kind"] == "non-finite"
-        best = final = {} if stopped else self._evaluate(self.data.test)
+        best = final = {} if self.broken else self._evaluate(self.data.test)
         grayed = None
         if final and isinstance(self.graying, TokenGraying):
             grayed = self._evaluate(self.data.test, self.graying)["top1"]
-        if stopped or self.best["epoch"] != self.epoch:
+        if self.broken or self.best["epoch"] != self.epoch:
             self._evaluated_model().load_state_dict(self.best["weights"])
             best = self._evaluate(self.data.test)
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "model.safetensors", self.best["weights"])
+        self.store("model.safetensors", self.best["weights"])
         scores = {f"test_{name}": value for name, value in best.items()}
         scores |= {f"final_test_{name}": final.get(name) for name in best} | {"final_test_top1_grayed": grayed}
         return scores | {"history": self.history, "best_epoch": self.best["epoch"], "seconds": self.seconds,
@@ -316,27 +216,12 @@ class _Run:
                          "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
                          "divergence": self.divergence or _collapse(self.history)}
 
-    def _resume(self, state: dict) -> None:
-        if state["config"] != asdict(self.config):
-            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
-        self.net.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.ema:
-            self.ema.module.load_state_dict(state["ema"])
-        self.epoch, self.history = state["epoch"], state["history"]
-        self.divergence, self.seconds, self.best = state["divergence"], state["seconds"], state["best"]
-
     def _mixup(self) -> Mixup | None:
         config = self.config
         if not config.mixup and not config.cutmix:
             return None
         return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.label_smoothing,
                      num_classes=self.data.num_classes)
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, PRECISIONS[self.config.precision])
 
     def _evaluated_model(self) -> nn.Module:
         return self.ema.module if self.ema else self.net
@@ -347,7 +232,7 @@ class _Run:
         model, kept = self._evaluated_model().eval(), min(5, self.data.num_classes)
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         for images, labels in split.batches(EVALUATION_BATCH, device=self.device, train=False, shard=self.shard):
-            with self._autocast():
+            with self.autocast():
                 logits = model(transform(images)).float()
             loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
             right = logits.topk(kept).indices == labels[:, None]
@@ -375,18 +260,15 @@ class _Run:
 
     def _diverged(self, epoch: int, losses: list[torch.Tensor]) -> bool:
         """Record a non-finite or exploded loss, the same in all processes; return whether training must stop."""
-        window = self.accelerator.reduce(torch.stack(losses[-EXPLOSION_WINDOW * self.config.accumulation:]), "mean")
-        first_step = (epoch - 1) * self.steps
-        broken = (~window.isfinite()).nonzero()
-        if len(broken):
-            index = len(losses) - len(window) + broken[0].item()
-            self.divergence = {"kind": "non-finite", "epoch": epoch,
-                               "step": first_step + index // self.config.accumulation}
+        window = self.losses(losses[-EXPLOSION_WINDOW * self.config.accumulation:])
+        place = first_broken(window)
+        if place is not None:
+            self.break_off(epoch, (len(losses) - len(window) + place) // self.config.accumulation)
             return True
         limit = EXPLOSION_FACTOR * math.log(self.data.num_classes)
         if not self.divergence and window.mean() > limit:
             self.divergence = {"kind": "explosion", "epoch": epoch,
-                               "step": first_step + (len(losses) - 1) // self.config.accumulation}
+                               "step": (epoch - 1) * self.steps + (len(losses) - 1) // self.config.accumulation}
         return False
 
 
@@ -430,26 +312,3 @@ def _collapse(history: list[dict]) -> dict | None:
         return None
     epoch = next(e for e in range(best, len(scores)) if max(scores[e:]) < scores[best] / 2)
     return {"kind": "collapse", "epoch": epoch, "step": None}
-
-
-def seed_everything(seed: int, epoch: int, process: int) -> None:
-    """Seed every generator from (seed, epoch, process), so that no generator state need be stored."""
-    state = numpy.random.SeedSequence([seed, epoch, process]).generate_state(1)[0].item()
-    random.seed(state)
-    numpy.random.seed(state)
-    torch.manual_seed(state)
-
-
-def contiguous(state: object) -> object:
-    """Return a nested state with every tensor contiguous, as a checkpoint stores it."""
-    if isinstance(state, dict):
-        return {key: contiguous(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [contiguous(value) for value in state]
-    return state.contiguous() if isinstance(state, torch.Tensor) else state
-
-
-def finite(value: torch.Tensor | float) -> float | None:
-    """Return a plain number, None where it is not finite (JSON has no NaN)."""
-    value = float(value)
-    return value if math.isfinite(value) else None

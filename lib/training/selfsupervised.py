@@ -3,53 +3,46 @@
 "Masked Autoencoders Are Scalable Vision Learners" (He et al., CVPR 2022, arXiv 2111.06377): hide most patches, encode
 the others, let a small decoder predict the pixels of the hidden ones, each patch normalised. Encoder and decoder are
 lightly's parts around a timm ViT. `loop.train` fine-tunes the encoder where its `initial` names the pre-training run.
-As there, everything random in an epoch is seeded from (seed, epoch), so a resumed run repeats itself bit for bit.
+lib/training/run.py has what both kinds of run share.
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from lightly.models.modules import MaskedVisionTransformerTIMM
 from lightly.models.modules.masked_vision_transformer_decoder_timm import MaskedVisionTransformerDecoderTIMM
 from lightly.models.utils import get_at_index, normalize_mean_var, random_token_mask, repeat_token, set_at_index
 from timm.models.vision_transformer import VisionTransformer
-from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 
 from lib.errors import InputError
 from lib.models import zoo
-from lib.training import checkpoint, loop
+from lib.training.run import (
+    EVALUATION_BATCH,
+    Run,
+    RunConfig,
+    build_optimizer,
+    dataset,
+    finite,
+    first_broken,
+    refuse_arguments,
+    seed_everything,
+)
 from lib.transforms.graying import TokenGraying, patchify
 
 
 @dataclass(frozen=True)
-class MaeConfig:
+class MaeConfig(RunConfig):
     """Everything that decides the numbers of one pre-training run (the run store hashes it).
 
-    The model is a ViT of `lib.models.zoo`; data, budget and recipe mean what they do in `loop.TrainConfig`.
+    The model is a ViT of `lib.models.zoo`; recipe and graying mean what they do in `loop.TrainConfig`.
     `mask_ratio` is the share of patches hidden. `graying` is Token Graying's method on the whole image that the encoder
     sees part of; the pixels to predict are those of the original image: the paper does not say, and so the task is the
     same with and without it. Raises InputError for a value out of its range.
     """
 
-    data: str
-    model: str
-    seed: int
-    epochs: int
-    learning_rate: float
-    model_args: dict = field(default_factory=dict)
-    img_size: int | None = None
-    channels: int | None = None
-    train_images: int | None = None
-    test_images: int | None = None
-    validation: float = 0.1
-    batch_size: int = 64
-    weight_decay: float = 0.05
     warmup: float = 0.1
     augment: str = "none"
     mask_ratio: float = 0.75
@@ -59,14 +52,11 @@ class MaeConfig:
     graying: str = "none"
     epsilon: float = 1.0
     graying_rescale: bool = True
-    precision: str = "float32"
     accumulation: int = 1
-    device: str = "cpu"
 
     def __post_init__(self):
-        # What both kinds of run have is checked in one place; `initial` and the like keep their defaults.
-        shared = {name: getattr(self, name) for name in loop.TrainConfig.__dataclass_fields__ if hasattr(self, name)}
-        loop.TrainConfig(**shared)
+        self.check_least(accumulation=1)
+        super().__post_init__()
         if not 0 < self.mask_ratio < 1:
             raise InputError(f"mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
         if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
@@ -109,10 +99,8 @@ def build_model(config: MaeConfig) -> MaskedAutoencoder:
 
     Raises InputError for a model that is no ViT with one class token, and for arguments that the data decide.
     """
-    data = loop.dataset(config)
-    for name in ("num_classes", "img_size", "in_chans"):
-        if name in config.model_args:
-            raise InputError(f"model_args sets {name!r}, which the data and the configuration decide; leave it out")
+    data = dataset(config)
+    refuse_arguments(config, "num_classes", "img_size", "in_chans")
     torch.manual_seed(config.seed)
     # Pooling and drop path are fine-tuning's: the decoder reads every token, normalised, which pooling would leave out.
     arguments = {name: value for name, value in config.model_args.items() if name not in ("global_pool", "drop_path_rate")}
@@ -131,51 +119,26 @@ def pretrain(config: MaeConfig, folder: Path, report: Callable[[list[dict]], Non
         seconds      of each epoch
         parameters   of encoder and decoder
 
-    The encoder's weights end up in `folder`/model.safetensors. `report` is called with the history after each epoch.
+    The encoder's weights end up in `folder`/model.safetensors. `report` is called as `Run.run` says.
     """
-    run = _Pretraining(config, folder)
-    while run.epoch < config.epochs and not run.divergence:
-        run.train_epoch(run.epoch + 1)
-        run.save()
-        if report:
-            report(run.history)
-    return run.finish()
+    return _Pretraining(config, folder).run(report)
 
 
-class _Pretraining:
-    """The state of one run between epochs."""
+class _Pretraining(Run):
+    """A run of masked-autoencoder pre-training."""
 
     def __init__(self, config: MaeConfig, folder: Path):
-        self.config, self.folder, self.data = config, folder, loop.dataset(config)
-        self.accelerator = Accelerator(cpu=config.device == "cpu", gradient_accumulation_steps=config.accumulation)
-        self.device = self.accelerator.device
-        if self.device.type != config.device:
-            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
-        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
-        self.steps = self.data.train.num_images // config.batch_size
-        if not self.steps:
-            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
-        self.net = build_model(config).to(self.device)
-        self.optimizer = create_optimizer_v2(self.net, "adamw", lr=config.learning_rate, betas=(0.9, 0.95),
-                                             weight_decay=config.weight_decay, fused=True)
-        updates = config.epochs * self.steps
-        self.schedule = CosineLRScheduler(self.optimizer, t_initial=updates, t_in_epochs=False,
-                                          warmup_t=round(config.warmup * updates))
-        self.model, self.stepper = self.accelerator.prepare(self.net, self.optimizer)
+        super().__init__(config, folder)
+        net = build_model(config).to(self.device)
         self.graying = nn.Identity()
         if config.graying != "none":
-            self.graying = TokenGraying(config.graying, config.epsilon, self.net.patch_size,
-                                        rescale=config.graying_rescale, at_evaluation=True)
-        self.epoch, self.history, self.divergence, self.seconds = 0, [], None, []
-        saved = folder / "checkpoint.safetensors"
-        if saved.exists():
-            self._resume(checkpoint.read(saved))
+            self.graying = TokenGraying(config.graying, config.epsilon, net.patch_size, rescale=config.graying_rescale,
+                                        at_evaluation=True)
+        self.prepare(net, build_optimizer(config, net, betas=(0.9, 0.95)))
 
     def train_epoch(self, epoch: int) -> None:
-        config, start = self.config, time.perf_counter()
+        config = self.config
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
-        loop.seed_everything(config.seed, epoch, self.shard[0])
-        self.model.train()
         losses = []
         batches = self.data.train.batches(
             config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
@@ -188,52 +151,33 @@ class _Pretraining:
                 self.stepper.step()
                 self.stepper.zero_grad()
             losses.append(loss.detach())
-        broken = (~torch.stack(losses).isfinite()).nonzero()
-        validation = None if len(broken) else self._validation_loss()
+        losses = self.losses(losses)
+        place = first_broken(losses)
+        validation = self._validation_loss() if place is None else None
         if validation is None:  # a loss broke, or the epoch's last step broke the weights
-            step = broken[0].item() // config.accumulation if len(broken) else self.steps - 1
-            self.divergence = {"kind": "non-finite", "epoch": epoch, "step": (epoch - 1) * self.steps + step}
+            self.break_off(epoch, self.steps - 1 if place is None else place // config.accumulation)
             self.net.load_state_dict(before)
             validation = self._validation_loss()
-        self.epoch = epoch
-        self.history.append({"epoch": epoch, "train_loss": loop.finite(torch.stack(losses).mean()),
+        self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
                              "learning_rate": self.optimizer.param_groups[0]["lr"], "validation_loss": validation})
-        self.seconds.append(time.perf_counter() - start)
-
-    def save(self) -> None:
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "checkpoint.safetensors", {
-                "config": asdict(self.config), "epoch": self.epoch, "history": self.history,
-                "divergence": self.divergence, "seconds": self.seconds, "model": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict()})
 
     def finish(self) -> dict:
-        if self.accelerator.is_main_process:
-            checkpoint.write(self.folder / "model.safetensors", self.net.initial_weights())
+        self.store("model.safetensors", self.net.initial_weights())
         return {"history": self.history, "final_loss": self.history[-1]["validation_loss"], "seconds": self.seconds,
                 "divergence": self.divergence, "parameters": sum(p.numel() for p in self.net.parameters())}
 
     def _loss(self, images: Tensor) -> Tensor:
-        low = self.config.precision != "float32"
-        with torch.autocast(self.device.type, loop.PRECISIONS[self.config.precision], enabled=low):
+        with self.autocast():
             return self.model(self.graying(images), images)
 
     @torch.no_grad()
     def _validation_loss(self) -> float | None:
         """Return the mean loss on the validation split, under masks that are the same in every epoch and run."""
-        loop.seed_everything(0, 0, self.shard[0])
+        seed_everything(0, 0, self.shard[0])
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for images, _ in self.data.validation.batches(loop.EVALUATION_BATCH, device=self.device, train=False,
+        for images, _ in self.data.validation.batches(EVALUATION_BATCH, device=self.device, train=False,
                                                       shard=self.shard):
             totals += torch.tensor([len(images) * self._loss(images).item(), len(images)], device=self.device)
         total, count = self.accelerator.reduce(totals).tolist()
-        return loop.finite(total / count)
-
-    def _resume(self, state: dict) -> None:
-        if state["config"] != asdict(self.config):
-            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
-        self.net.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.history = state["epoch"], state["history"]
-        self.divergence, self.seconds = state["divergence"], state["seconds"]
+        return finite(total / count)

@@ -1,0 +1,260 @@
+"""What every kind of training run shares: the part of its configuration that all have, and its state between epochs.
+
+Two properties hold for all of them (`loop.train`, `selfsupervised.pretrain`, `dino.distil`):
+
+* **Exact resume.** Everything random in an epoch (data order, augmentation, dropout, mixup, masks, crops) is seeded from
+  (seed, epoch) alone, so a run resumed at an epoch's start repeats what it would have done, bit for bit.
+* **Divergence is a result.** What broke, and at which step, is recorded in the result; it is not an exception.
+"""
+
+import contextlib
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy
+import torch
+from accelerate import Accelerator
+from pytorch_optimizer import SOAP
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
+from timm.scheduler import CosineLRScheduler
+from torch import nn
+
+from lib.errors import InputError, unknown
+from lib.models.skipless import SkiplessInit
+from lib.training import checkpoint
+from lib.training.data import ImageData, load
+from lib.transforms.graying import METHODS
+
+EVALUATION_BATCH = 500
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The data, the model, the budget and the device of a run, whatever its kind.
+
+    `batch_size` is the global batch: several processes share it. `warmup` is a fraction of all steps. Where a kind of
+    run also has an optimizer, a skipless initialisation, micro-batches (`accumulation`) or Token Graying, their values
+    are checked here too. Raises InputError for a value out of its range.
+    """
+
+    data: str
+    model: str
+    seed: int
+    epochs: int
+    learning_rate: float
+    model_args: dict = field(default_factory=dict)
+    img_size: int | None = None
+    channels: int | None = None
+    train_images: int | None = None
+    test_images: int | None = None
+    validation: float = 0.1
+    batch_size: int = 64
+    weight_decay: float = 0.05
+    warmup: float = 0.15
+    precision: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self):
+        self.check_least(seed=0, epochs=1, batch_size=1)
+        if not 0 < self.validation <= 0.5:
+            raise InputError(f"validation is {self.validation}; it must be a share above 0 and at most 0.5")
+        if not self.learning_rate > 0:
+            raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
+        choices = {"precision": PRECISIONS, "device": ("cpu", "cuda"), "optimizer": [*list_optimizers(), "soap"],
+                   "graying": ("none", *METHODS)}
+        for name, allowed in choices.items():
+            if getattr(self, name, None) not in (None, *allowed):
+                raise unknown(name, getattr(self, name), allowed)
+        if self.batch_size % getattr(self, "accumulation", 1):
+            raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
+        skipless_init(self)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device is 'cuda', but this machine shows no GPU to torch; use device 'cpu' or 'auto'")
+
+    def check_least(self, **least: int) -> None:
+        """Raise InputError for a field below its least value."""
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+
+
+def dataset(config: RunConfig) -> ImageData:
+    """Load the data that `config` names."""
+    return load(config.data, img_size=config.img_size, channels=config.channels, validation=config.validation,
+                train_images=config.train_images, test_images=config.test_images)
+
+
+def refuse_arguments(config: RunConfig, *decided: str) -> None:
+    """Raise InputError where `model_args` sets what the data and the rest of the configuration decide."""
+    for name in decided:
+        if name in config.model_args:
+            raise InputError(f"model_args sets {name!r}, which the data and the configuration decide; leave it out")
+
+
+def skipless_init(config: RunConfig) -> SkiplessInit | None:
+    """Return the skipless initialisation that `config` asks for, if any."""
+    settings = getattr(config, "skipless", {})
+    for name in settings:
+        if name not in SkiplessInit.__dataclass_fields__:
+            raise unknown("setting of skipless", name, SkiplessInit.__dataclass_fields__)
+    return SkiplessInit(**settings) if settings else None
+
+
+def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> torch.optim.Optimizer:
+    """Create the optimiser that `config` names (AdamW where it has no choice), without weight decay on what timm leaves out.
+
+    SOAP (Vyas et al., arXiv 2409.11321) has the settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis
+    every 10 steps. Its first step only measures.
+    """
+    name = getattr(config, "optimizer", "adamw")
+    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if name == "soap":
+        left_out = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=left_out)
+        return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
+    fused = {"fused": True} if name == "adamw" else {}  # one kernel for all parameters
+    return create_optimizer_v2(model, name, **rates, **fused, **settings)
+
+
+class Run:
+    """The state of one run between epochs.
+
+    A kind of run builds its network and optimiser, hands them to `prepare`, and says how to train an epoch
+    (`train_epoch`, which appends to `history`), what to do before the first (`begin`) and what to return (`finish`).
+    `kept` names the attributes that a checkpoint must hold besides.
+    """
+
+    kept: tuple[str, ...] = ()
+
+    def __init__(self, config: RunConfig, folder: Path):
+        self.config, self.folder, self.data = config, folder, dataset(config)
+        self.accelerator = Accelerator(cpu=config.device == "cpu",
+                                       gradient_accumulation_steps=getattr(config, "accumulation", 1))
+        self.device = self.accelerator.device
+        if self.device.type != config.device:
+            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
+        self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
+        self.steps = self.data.train.num_images // config.batch_size
+        if not self.steps:
+            raise InputError(f"batch_size {config.batch_size} exceeds the {self.data.train.num_images} training images")
+        self.epoch, self.history, self.divergence, self.seconds = 0, [], None, []
+
+    def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer, *, compiled: bool = False) -> None:
+        """Take the network (on its device) and its optimiser, add the schedule, and resume from a checkpoint, if any."""
+        config, updates = self.config, self.config.epochs * self.steps
+        self.net, self.optimizer = net, optimizer
+        self.schedule = CosineLRScheduler(optimizer, t_initial=updates, lr_min=getattr(config, "minimum_learning_rate", 0.0),
+                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
+        self.model, self.stepper = self.accelerator.prepare(torch.compile(net) if compiled else net, optimizer)
+        saved = self.folder / "checkpoint.safetensors"
+        if saved.exists():
+            self._resume(checkpoint.read(saved))
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """Do what comes before the first epoch."""
+
+    def train_epoch(self, epoch: int) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> dict:
+        raise NotImplementedError
+
+    @property
+    def broken(self) -> bool:
+        """Whether a loss or weight became non-finite, so that going on is pointless."""
+        return self.divergence is not None and self.divergence["kind"] == "non-finite"
+
+    def run(self, report: Callable[[list[dict]], None] | None = None) -> dict:
+        """Train to the end, or until the run breaks; call `report` with the history after each epoch; return the result.
+
+        In several processes each trains on its share of every batch and returns the same result; the first one alone
+        writes and reports.
+        """
+        while self.epoch < self.config.epochs and not self.broken:
+            self.advance()
+            self.save()
+            if report and self.accelerator.is_main_process:
+                report(self.history)
+        return self.finish()
+
+    def advance(self) -> None:
+        """Train one more epoch, seeded by its number alone."""
+        start = time.perf_counter()
+        self.epoch += 1
+        seed_everything(self.config.seed, self.epoch, self.shard[0])
+        self.model.train()
+        self.train_epoch(self.epoch)
+        self.seconds.append(time.perf_counter() - start)
+
+    def save(self) -> None:
+        """Write the checkpoint from which the run goes on."""
+        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
+        for parameter, state in self.optimizer.state.items():
+            self.optimizer.state[parameter] = _contiguous(state)
+        self.store("checkpoint.safetensors", {
+            "config": asdict(self.config), "epoch": self.epoch, "history": self.history, "divergence": self.divergence,
+            "seconds": self.seconds, "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
+            | {name: getattr(self, name) for name in self.kept})
+        self.accelerator.wait_for_everyone()
+
+    def store(self, name: str, state: object) -> None:
+        """Write a file into the run's folder, from the first process alone."""
+        if self.accelerator.is_main_process:
+            checkpoint.write(self.folder / name, state)
+
+    def _resume(self, state: dict) -> None:
+        if state.pop("config") != asdict(self.config):
+            raise checkpoint.CorruptFile("checkpoint.safetensors belongs to another configuration")
+        self.net.load_state_dict(state.pop("model"))
+        self.optimizer.load_state_dict(state.pop("optimizer"))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Compute in the run's precision within."""
+        low = self.config.precision != "float32"
+        return torch.autocast(self.device.type, PRECISIONS[self.config.precision], enabled=low)
+
+    def losses(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """Return the losses of some micro-batches, each the mean over processes, so that all of them decide alike."""
+        return self.accelerator.reduce(torch.stack(losses), "mean")
+
+    def break_off(self, epoch: int, step: int) -> None:
+        """Record that the run broke at a step of an epoch, both counted as the history and the steps are."""
+        self.divergence = {"kind": "non-finite", "epoch": epoch, "step": (epoch - 1) * self.steps + step}
+
+
+def first_broken(losses: torch.Tensor) -> int | None:
+    """Return the place of the first loss that is not finite, None if there is none."""
+    places = (~losses.isfinite()).nonzero()
+    return places[0].item() if len(places) else None
+
+
+def seed_everything(seed: int, epoch: int, process: int) -> None:
+    """Seed every generator from (seed, epoch, process), so that no generator state need be stored."""
+    state = numpy.random.SeedSequence([seed, epoch, process]).generate_state(1)[0].item()
+    random.seed(state)
+    numpy.random.seed(state)
+    torch.manual_seed(state)
+
+
+def finite(value: torch.Tensor | float) -> float | None:
+    """Return a plain number, None where it is not finite (JSON has no NaN)."""
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _contiguous(state: object) -> object:
+    """Return a nested state with every tensor contiguous, as a checkpoint stores it."""
+    if isinstance(state, dict):
+        return {key: _contiguous(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_contiguous(value) for value in state]
+    return state.contiguous() if isinstance(state, torch.Tensor) else state
