@@ -141,6 +141,8 @@ def two_batches(notebook, values):
     if "recipe" in values:
         few["recipe"] = values["recipe"] | {"test_images": 4, "accumulation": 1}
     few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
+    if values.get("data") == "imagenet-1k" and notebook not in SHRUNK:  # few tokens, but as many as a Swin's windows need
+        few |= {name: side for name, side in (("img_size", 64), ("peer_img_size", 224), ("swin_img_size", 224)) if name in declared}
     if "mae_args" in values:
         few["mae_args"] = values["mae_args"] | {"decoder_depth": 1}
     few |= {f"{name}_args": shallow(values[name], values.get(f"{name}_args", {})) for name in ("cait", "swin") if name in values}
