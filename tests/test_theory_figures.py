@@ -1,5 +1,7 @@
 """The figures of notebooks 03 and 04 show every row they are given, with labelled axes and legends."""
 
+import math
+
 import pandas
 import pytest
 import torch
@@ -84,5 +86,9 @@ def test_jacobians_and_diffuse_attention():
                               for state in ("before", "after") for seed in (0, 1) for block in (1, 4)])
     figure = theory_figures.jacobians(table)
     assert [axis.get_title() for axis in figure.axes] == ["before", "after"] and figure.axes[0].get_ylim()[0] == 0
+    assert not figure.axes[1].texts
+    figure = theory_figures.jacobians(table.assign(bare=[math.inf] * 4 + [30.0] * 4))
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(1.15 * theory_figures.WORST)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["rank-deficient"]
     figure = theory_figures.diffuse(surveys.diffuse_kappas([0], [1e-3, 1e-2], [64]), surveys.diffuse_kappas([0], [1e-2], [16, 32]))
     assert all(axis.get_xscale() == axis.get_yscale() == "log" for axis in figure.axes)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lib.companion.figures import PALETTE
 from lib.companion.layers import VARIANTS, bands
+from lib.companion.skipless_figures import WORST
 
 FLOOR = 1e-12  # where the pictures of products end
 EDGE = 6.0  # decades of slack shown on either side
@@ -199,14 +200,23 @@ def slack(generated: Mapping[str, Sequence[float]], trained: Mapping[str, Sequen
 
 
 def jacobians(table: pandas.DataFrame) -> Figure:
-    """Draw ln κ of the attention's Jacobian with and without its skip, by block: a panel per state of the model."""
+    """Draw ln κ of the attention's Jacobian with and without its skip, by block: a panel per state of the model.
+
+    Where a Jacobian is rank-deficient (ln κ infinite), the largest ln κ that float64 can tell is drawn.
+    """
+    kappas = table[["bare", "with skip"]].clip(upper=WORST)
+    table = table.assign(**kappas)
     figure, axes = plt.subplots(1, table.state.nunique(), figsize=(6.4, 2.8), sharey=True)
     for axis, (state, rows) in zip(axes, table.groupby("state", sort=False)):
         for (column, label), colour in zip({"bare": "K", "with skip": "K + I"}.items(), PALETTE):
             summary = rows.groupby("block")[column].agg(["mean", "std"])
             axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", label=label, color=colour, capsize=3)
         axis.set(title=state, xlabel="block", xticks=sorted(rows.block.unique()))
-    axes[0].set(ylabel="ln κ", ylim=(0, 1.15 * table[["bare", "with skip"]].max(axis=None)))
+    axes[0].set(ylabel="ln κ", ylim=(0, 1.15 * kappas.max(axis=None)))
+    if kappas.max(axis=None) == WORST:
+        for axis in axes:
+            axis.axhspan(WORST - 0.5, 1.15 * WORST, color="0.85", zorder=0, linewidth=0)
+        axes[-1].text(0.97, 0.97, "rank-deficient", color="0.35", fontsize="small", ha="right", va="top", transform=axes[-1].transAxes)
     axes[0].legend(title="", loc="center left")
     return figure
 
