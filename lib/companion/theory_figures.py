@@ -217,7 +217,7 @@ def jacobians(table: pandas.DataFrame) -> Figure:
         for axis in axes:
             axis.axhspan(WORST - 0.5, 1.15 * WORST, color="0.85", zorder=0, linewidth=0)
         axes[-1].text(0.97, 0.97, "rank-deficient", color="0.35", fontsize="small", ha="right", va="top", transform=axes[-1].transAxes)
-    axes[0].legend(title="", loc="center left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
