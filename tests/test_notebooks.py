@@ -147,8 +147,6 @@ def two_batches(notebook, values):
         few["mae_args"] = values["mae_args"] | {"decoder_depth": 1}
     few |= {f"{name}_args": shallow(values[name], values.get(f"{name}_args", {})) for name in ("cait", "swin") if name in values}
     few |= {name: value | {"args": shallow(value["model"], value["args"])} for name, value in peers(values).items()}
-    if few.get("peer_img_size"):
-        few |= {"vit_s": {}, "cait_s": {}}  # the two peers with stages are enough at this size
     shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
     return values | firsts | few | shrunk | ONLY.get(notebook, {})
 
