@@ -161,9 +161,11 @@ class Run:
         """Do what comes before the first epoch."""
 
     def train_epoch(self, epoch: int) -> None:
+        """Train one epoch and append its row to `history`; every kind of run has its own way."""
         raise NotImplementedError
 
     def finish(self) -> dict:
+        """Return the result, and leave the weights in the folder; every kind of run has its own way."""
         raise NotImplementedError
 
     @property
