@@ -1,6 +1,6 @@
 """What the training loop costs beside a bare loop doing the same arithmetic; one CPU thread.
 
-    python -m benchmarks.loop [--pairs 7]
+    python -m benchmarks.loop [--pairs 15]
 
 Both train the same model on the same batches for one epoch and evaluate it as often; they take turns, and the median
 of the ratios of each turn is reported, so that a machine that changes its speed does not matter. Times are processor
@@ -70,7 +70,7 @@ def import_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--pairs", type=int, default=15)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     probing = dataclasses.replace(CONFIG, probe_images=loop.TrainConfig.probe_images)

@@ -204,7 +204,7 @@ class _Distillation(Run):
             loss = self.model(large, small, self._temperature(epoch))
         self.accelerator.backward(loss)
         self.net.student["head"].cancel_last_layer_gradients(epoch - 1)
-        norm = self.accelerator.clip_grad_norm_(self.net.student.parameters(), config.clip)
+        norm = nn.utils.clip_grad_norm_(self.parameters, config.clip)
         if config.optimizer == "soap" and not norm.isfinite():
             return loss.detach() * torch.nan
         self.stepper.step()

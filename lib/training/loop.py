@@ -179,7 +179,7 @@ class _Run(Run):
                 if self.accelerator.sync_gradients:
                     if step == self.steps - 1:
                         block_norms = self._block_gradient_norms()
-                    norms.append(self.accelerator.clip_grad_norm_(self.net.parameters(), config.clip))
+                    norms.append(nn.utils.clip_grad_norm_(self.parameters, config.clip))
                     if config.optimizer == "soap" and not norms[-1].isfinite():  # it decomposes its gradients
                         losses.append(norms[-1] * math.nan)
                         break
@@ -213,7 +213,7 @@ class _Run(Run):
         scores |= {f"final_test_{name}": final.get(name) for name in best} | {"final_test_top1_grayed": grayed}
         return scores | {"history": self.history, "best_epoch": self.best["epoch"], "seconds": self.seconds,
                          "validation_top1": self.best["top1"],
-                         "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+                         "parameters": sum(parameter.numel() for parameter in self.parameters),
                          "divergence": self.divergence or _collapse(self.history)}
 
     def _mixup(self) -> Mixup | None:

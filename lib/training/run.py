@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy
 import torch
 from accelerate import Accelerator
-from pytorch_optimizer import SOAP
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from torch import nn
@@ -114,6 +113,8 @@ def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> 
     name = getattr(config, "optimizer", "adamw")
     rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if name == "soap":
+        from pytorch_optimizer import SOAP  # importing it takes as long as the rest of this module together
+
         left_out = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
         groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=left_out)
         return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
@@ -147,7 +148,7 @@ class Run:
     def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer, *, compiled: bool = False) -> None:
         """Take the network (on its device) and its optimiser, add the schedule, and resume from a checkpoint, if any."""
         config, updates = self.config, self.config.epochs * self.steps
-        self.net, self.optimizer = net, optimizer
+        self.net, self.optimizer, self.parameters = net, optimizer, list(net.parameters())
         self.schedule = CosineLRScheduler(optimizer, t_initial=updates, lr_min=getattr(config, "minimum_learning_rate", 0.0),
                                           warmup_t=round(config.warmup * updates), t_in_epochs=False)
         self.model, self.stepper = self.accelerator.prepare(torch.compile(net) if compiled else net, optimizer)
