@@ -403,10 +403,10 @@ def _decay(logits: Tensor, norm: float) -> Tensor:
 
 
 BOUND = (
-    Panel("growth of HC in a layer", ("α = max |logit|", 0, 4), (1e-2, 20),
+    Panel("growth of HC in a layer", ("α = max |logit|", 0, 4), (1e-4, 20),
           legend={"bound": DASHED, "sharp bound": DOTTED, "measured": SOLID}, place="lower right"),
     Panel("‖W_V‖: decay where blue", ("α", 0, 4), (0, 1.5), log=""),
-    Panel("‖HC‖ by layer", ("layer", 0, LAYERS), (1e-12, 1e6), legend={"measured": SOLID, "bound": DASHED}))
+    Panel("‖HC‖ by layer", ("layer", 0, LAYERS), (1e-12, 1e6)))
 
 
 def draw_bound(axes: Sequence[Axes], found: Found) -> None:
@@ -460,7 +460,7 @@ KINDS = {"plain": BEFORE, "AttnScale": SOLID, "FeatScale": DASHED}
 ALL_PASS = (Panel("gain of one map", ("cycles per token", 0, 0.5), (0.02, 50), legend={"A": BEFORE, "Â": SOLID},
                   place="upper right"),
             Panel("spectrum of the tokens", ("cycles per token", 0, 0.5), (1e-9, 1e9), legend=KINDS, place="upper right"),
-            Panel("‖HC‖/‖DC‖", ("layers", 0, 12), (1e-12, 1e6), legend=KINDS))
+            Panel("‖HC‖/‖DC‖", ("layers", 0, 12), (1e-12, 1e6)))
 
 
 def draw_all_pass(axes: Sequence[Axes], found: Found) -> None:

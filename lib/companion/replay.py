@@ -68,10 +68,9 @@ def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
     epochs = max(run.config.epochs for run in runs)
     blocks = 1 + max(row["block"] for row in runs[0].history[0]["log_kappa"])
     kappas = [row["median_log_kappa"] or 0 for run in runs for epoch in run.history for row in epoch["log_kappa"]]
-    legend = dict(zip(ARMS.values(), (SOLID, DASHED)))
-    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log="", legend=legend, place="upper left"),
+    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log=""),
               Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, 1.5 * max(kappas) + 1), log="",
-                    legend=legend, place="upper left"),
+                    legend=dict(zip(ARMS.values(), (SOLID, DASHED))), place="upper left"),
               Panel("map, both skips"), Panel("map, no SAB skip"))
     controls = {"epoch": Slider("epoch", 0, epochs, 1, start_epoch), "block": Slider("block", 1, blocks, 1, blocks)}
     states = [{"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0, start_epoch})]
