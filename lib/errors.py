@@ -21,6 +21,13 @@ def unknown(kind: str, value: object, allowed: Iterable[object]) -> InputError:
     return InputError(f"unknown {kind} {value!r}{hint} (allowed: {', '.join(choices)})")
 
 
+def indivisible(name: str, value: int, by: str, divisor: int) -> InputError:
+    """Build the error for a whole number that another does not divide, naming the nearest that it does."""
+    below = value - value % divisor
+    near = " or ".join(str(multiple) for multiple in (below, below + divisor) if multiple)
+    return InputError(f"{name} {value} is not divisible by {by} {divisor} (nearest: {near})")
+
+
 def run_command(function: Callable[..., object], *arguments: object) -> int:
     """Call what a command does and print what it returns; return the exit status. Bad input is one line on stderr, and 1."""
     try:

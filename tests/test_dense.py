@@ -301,5 +301,5 @@ def test_bad_settings_are_named(store):
         with pytest.raises(InputError, match=message):
             dataclasses.replace(SMALL, **changes)
     trained, = runs.load_or_run(dino.distil, [dataclasses.replace(TINY, epochs=1)], workers=0)
-    with pytest.raises(InputError, match="size 90 is not divisible by the patch size 7"):
+    with pytest.raises(InputError, match="size 90 is not divisible by the model's patch size 7 .nearest: 84 or 91"):
         runs.load_or_run(dense.evaluate, [dataclasses.replace(SMALL, initial=f"distil/{trained.hash}", size=90)], workers=0)

@@ -164,7 +164,7 @@ def test_bad_settings_are_named():
     ):
         with pytest.raises(InputError, match=message):
             but(**changes)
-    with pytest.raises(InputError, match="local_size 10 is not divisible by the patch size 7"):
+    with pytest.raises(InputError, match="local_size 10 is not divisible by vit's patch size 7 .nearest: 7 or 14"):
         build_vit(but(local_size=10))
     with pytest.raises(InputError, match="it is no ViT|has no skipless|dynamic_img_size"):
         build_vit(but(model="convmixer", model_args={"dim": 16, "depth": 1, "kernel_size": 3, "patch_size": 7}))

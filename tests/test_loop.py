@@ -236,6 +236,11 @@ def test_weights_broken_by_the_last_step_count_as_divergence(tmp_path, monkeypat
     assert result["final_test_top1"] is None and result["best_epoch"] < 3
 
 
+def test_mixup_needs_an_even_number_of_images(tmp_path):
+    with pytest.raises(InputError, match="mixup and cutmix pair images: .* an even number at a time, not 5"):
+        train(but(mixup=0.8, batch_size=10, accumulation=2), tmp_path)
+
+
 @pytest.mark.parametrize("scores, epoch", [
     ([10, 60, 62, 61], None), ([10, 60, 20, 61], None), ([10, 60, 40, 29, 10], 3), ([10, 60, 29, 31, 29], 4),
     ([10, 19, 5], None), ([10, 20, 9], 2), ([10, 10, 10], None)])
@@ -264,8 +269,20 @@ def test_training_starts_from_the_weights_of_another_run(tmp_path):
     assert second["history"][0]["validation_top1"] == first["validation_top1"]
     with pytest.raises(InputError, match="three/model.safetensors does not exist; compute that run first"):
         train(but(initial="train/three"), tmp_path / "train" / "four")
-    with pytest.raises(InputError, match="this model has no parameter 'blocks.1.* nor .* others"):
+    with pytest.raises(InputError, match="not in the model, first blocks.1."):
         train(but(initial="train/one", model_args=TINY.model_args | {"depth": 1}), tmp_path / "train" / "five")
+    with pytest.raises(InputError, match="12 missing, first blocks.2."):
+        train(but(initial="train/one", model_args=TINY.model_args | {"depth": 3}), tmp_path / "train" / "six")
+
+
+def test_training_does_not_start_from_half_of_the_scaling_parameters(tmp_path):
+    scaled = but(model_args=TINY.model_args | {"scaling": "featscale"})
+    train(scaled, tmp_path / "train" / "one")
+    weights = checkpoint.read(tmp_path / "train" / "one" / "model.safetensors")
+    half = {name: value for name, value in weights.items() if not name.endswith(".t")}
+    checkpoint.write(tmp_path / "train" / "two" / "model.safetensors", half)
+    with pytest.raises(InputError, match="only 2 of the model's 4 scaling parameters"):
+        train(dataclasses.replace(scaled, initial="train/two"), tmp_path / "train" / "three")
 
 
 def test_graying_acts_on_the_training_images_only(tmp_path):

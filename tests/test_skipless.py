@@ -119,8 +119,10 @@ def test_other_families_and_other_attention_are_refused():
         create_model("swin_tiny_patch4_window7_224", num_classes=10, init=SkiplessInit())
     with pytest.raises(InputError, match=r"blocks.0 has no skipless initialisation"):
         vit(qk_norm=True)
-    with pytest.raises(InputError, match="timm cannot build"):
+    with pytest.raises(InputError, match="not divisible by num_heads 5 .nearest"):
         vit(num_heads=5)
+    with pytest.raises(InputError, match="width 10 is not divisible by heads 3 .nearest: 9 or 12"):
+        query_key(SkiplessInit(), 10, 3)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -251,14 +251,14 @@ def scaling_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, optional: tuple[str, ...] = ()) -> list[str]:
     """Load a state_dict with all of the model's scaling parameters, or with none; return the names of those missing.
 
-    A plain checkpoint leaves the scaling parameters as they are. Raises InputError for a part of them, and for any
-    other name or shape that differs; nothing is loaded then.
+    What is missing keeps its values: the scaling parameters, and those whose names begin with one of `optional`. Raises
+    InputError for a part of the scaling parameters, and for any other name or shape that differs; nothing is loaded then.
     """
     own = model.state_dict()
-    missing = [name for name in own if name not in weights]
+    missing = [name for name in own if name not in weights and not name.startswith(optional)]
     scaling = scaling_parameters(model)
     lacking = [name for name in missing if name in scaling]
     if 0 < len(lacking) < len(scaling):

@@ -23,7 +23,7 @@ import torch
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
-from lib.errors import InputError, unknown
+from lib.errors import InputError, indivisible, unknown
 from lib.models.residual import Family, find_blocks
 
 HEADS = ("own", "shared", "split")
@@ -90,6 +90,8 @@ def _initialise_attention(attention: Attention, init: SkiplessInit) -> None:
 
 def query_key(init: SkiplessInit, d: int, heads: int) -> tuple[Tensor, Tensor]:
     """Return W_Q and W_K (d, d) in float64, whose columns are the heads' side by side; drawn from torch's generator."""
+    if d % heads:
+        raise indivisible("width", d, "heads", heads)
     count, width = (heads if init.heads == "own" else 1), (d if init.heads == "split" else d // heads)
     parts = []
     for _ in range(count):

@@ -11,9 +11,9 @@ import timm
 import torch
 from torch import nn
 
-from lib.errors import InputError
+from lib.errors import InputError, indivisible, unknown
 from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
-from lib.models.scaling import apply_scaling, check_scaling
+from lib.models.scaling import FORMS, apply_scaling, check_scaling
 from lib.models.skipless import SkiplessInit, apply_init, check_init
 
 
@@ -55,8 +55,11 @@ def create_model(
     """
     family = _family_named(name)
     check_skip(family, skip)
+    _check_heads(timm_kwargs)
     if scaling is not None:
         check_scaling(family, scaling, scaling_form)
+    elif scaling_form not in FORMS:
+        raise unknown("form", scaling_form, FORMS)
     if init is not None:
         check_init(family, name)
     arguments = {"num_classes": num_classes, **timm_kwargs}
@@ -105,6 +108,21 @@ def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
         raise InputError(f"timm cannot build {name!r} from the arguments given: {error}") from error
 
 
+def _check_heads(arguments: dict[str, Any]) -> None:
+    """Raise InputError where the given widths cannot be shared out among the given heads, stage by stage."""
+    widths, heads = arguments.get("embed_dims", arguments.get("embed_dim")), arguments.get("num_heads")
+    if widths is None or heads is None:
+        return
+    heads = heads if isinstance(heads, list | tuple) else [heads]
+    if isinstance(widths, int):  # Swin's width doubles with each stage
+        widths = [widths * 2**stage for stage in range(len(heads))]
+    for width, count in zip(widths, heads):
+        if count < 1:
+            raise InputError(f"num_heads is {count}; it must be at least 1")
+        if width % count:
+            raise indivisible("embed_dim", width, "num_heads", count)
+
+
 def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_size: int | tuple[int, int]) -> None:
     sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
@@ -117,8 +135,4 @@ def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_
         if side < family.least_image_size:
             raise InputError(f"image size {side} is too small for {name}: it needs {family.least_image_size} pixels")
         if side % patch:
-            nearest = [size for size in (side - side % patch, side - side % patch + patch) if size]
-            raise InputError(
-                f"image size {side} is not divisible by the patch size {patch} of {name}"
-                f" (nearest valid sizes: {', '.join(map(str, nearest))})"
-            )
+            raise indivisible("image size", side, f"{name}'s patch size", patch)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from lib.errors import InputError, unknown
+from lib.errors import InputError, indivisible, unknown
 from lib.theory.spectral import token_similarity
 from lib.training import checkpoint, dino, loop
 from lib.training.data import ImageData
@@ -544,7 +544,7 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
     start, result, layer = time.perf_counter(), {}, nn.Identity()
     backbone, data = load_backbone(folder.parent.parent / config.initial, config.device)
     if config.size % backbone.patch:
-        raise InputError(f"size {config.size} is not divisible by the patch size {backbone.patch} of the model")
+        raise indivisible("size", config.size, "the model's patch size", backbone.patch)
     take = partial(load, data=data, size=config.size, channels=data.channels)
     if config.dense != "none":
         train, test = take(config.dense, "train", count=config.train_scenes), take(config.dense, "test", count=config.test_scenes)

@@ -21,7 +21,7 @@ from lightly.utils.scheduler import cosine_schedule
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from lib.errors import InputError
+from lib.errors import InputError, indivisible
 from lib.training import checkpoint, loop
 from lib.training.data import Split
 from lib.training.run import EVALUATION_BATCH, Run, RunConfig, build_optimizer, finite, first_broken
@@ -125,7 +125,7 @@ def build_vit(config: DinoConfig) -> VisionTransformer:
         raise InputError(f"{config.model} cannot be DINO's backbone: it is no ViT")
     patch = vit.patch_embed.patch_size[0]
     if config.local_size % patch:
-        raise InputError(f"local_size {config.local_size} is not divisible by the patch size {patch} of {config.model}")
+        raise indivisible("local_size", config.local_size, f"{config.model}'s patch size", patch)
     vit.reset_classifier(0)
     return vit
 
@@ -207,8 +207,8 @@ class _Distillation(Run):
         norm = nn.utils.clip_grad_norm_(self.parameters, config.clip)
         if config.optimizer == "soap" and not norm.isfinite():
             return loss.detach() * torch.nan
-        self.stepper.step()
-        self.stepper.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         update_momentum(self.net.student, self.net.teacher, cosine_schedule(step, last, config.momentum, 1.0))
         return loss.detach()
 

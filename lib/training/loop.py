@@ -19,7 +19,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from lib.errors import InputError
-from lib.models import probe, zoo
+from lib.models import probe, scaling, zoo
 from lib.theory.conditioning import condition_number, summarise_log_kappa
 from lib.training import checkpoint
 from lib.training.data import Split
@@ -183,8 +183,8 @@ class _Run(Run):
                     if config.optimizer == "soap" and not norms[-1].isfinite():  # it decomposes its gradients
                         losses.append(norms[-1] * math.nan)
                         break
-                self.stepper.step()
-                self.stepper.zero_grad()
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
             losses.append(loss.detach())
             if last == config.accumulation - 1 and self.ema:
                 self.ema.update(self.net)
@@ -220,6 +220,9 @@ class _Run(Run):
         config = self.config
         if not config.mixup and not config.cutmix:
             return None
+        share = config.batch_size // config.accumulation // self.shard[1]
+        if share % 2:  # timm mixes each image of a batch with another
+            raise InputError(f"mixup and cutmix pair images: each process needs an even number at a time, not {share}")
         return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.label_smoothing,
                      num_classes=self.data.num_classes)
 
@@ -273,12 +276,13 @@ class _Run(Run):
 
 
 def _start_from(model: nn.Module, path: Path) -> None:
-    """Load the stored weights that a model starts from; each must find its place."""
+    """Load the stored weights that a model starts from; only its scaling and what follows its blocks may be new."""
     if not path.exists():
         raise InputError(f"initial weights: {path} does not exist; compute that run first")
-    unexpected = model.load_state_dict(checkpoint.read(path), strict=False).unexpected_keys
-    if unexpected:
-        raise InputError(f"initial weights: this model has no parameter {unexpected[0]!r}, nor {len(unexpected) - 1} others")
+    try:
+        scaling.load_weights(model, checkpoint.read(path), optional=("head.", "norm.", "fc_norm."))
+    except InputError as error:
+        raise InputError(f"initial weights {path}: {error}") from error
 
 
 @torch.no_grad()

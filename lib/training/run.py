@@ -151,7 +151,7 @@ class Run:
         self.net, self.optimizer, self.parameters = net, optimizer, list(net.parameters())
         self.schedule = CosineLRScheduler(optimizer, t_initial=updates, lr_min=getattr(config, "minimum_learning_rate", 0.0),
                                           warmup_t=round(config.warmup * updates), t_in_epochs=False)
-        self.model, self.stepper = self.accelerator.prepare(torch.compile(net) if compiled else net, optimizer)
+        self.model = self.accelerator.prepare(torch.compile(net) if compiled else net)
         saved = self.folder / "checkpoint.safetensors"
         if saved.exists():
             self._resume(checkpoint.read(saved))

@@ -148,8 +148,9 @@ class _Pretraining(Run):
             with self.accelerator.accumulate(self.model):
                 loss = self._loss(images)
                 self.accelerator.backward(loss)
-                self.stepper.step()
-                self.stepper.zero_grad()
+                if self.accelerator.sync_gradients:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
             losses.append(loss.detach())
         losses = self.losses(losses)
         place = first_broken(losses)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import hardshrink
 
-from lib.errors import InputError, unknown
+from lib.errors import InputError, indivisible, unknown
 
 DCT_FLOOR = 1e-12  # magnitudes up to this share of the largest are float64 rounding
 TINY = torch.finfo(torch.float64).tiny  # stands for the largest value of an image of zeros, to divide by
@@ -375,7 +375,5 @@ def _check_patch(patch_size: int, *sides: int) -> int:
         raise InputError(f"patch_size is {patch_size!r}; it must be a whole number from 1 on")
     for name, side in zip(("height", "width"), sides):
         if side % patch_size or not side:
-            below = side - side % patch_size
-            near = " or ".join(str(size) for size in (below, below + patch_size) if size)
-            raise InputError(f"{name} {side} is not divisible by patch_size {patch_size} (nearest: {near})")
+            raise indivisible(name, side, "patch_size", patch_size)
     return patch_size
