@@ -1,14 +1,15 @@
-"""Condition numbers against scipy in float64, matrices with known singular values, and every kind of bad matrix."""
+"""Condition numbers and effective ranks against scipy in float64, matrices with known singular values, and every kind of bad matrix."""
 
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import InputError
-from lib.theory.conditioning import condition_number, singular_values, summarise_log_kappa
+from lib.theory.conditioning import condition_number, effective_rank, singular_values, summarise_log_kappa
 
 torch.set_num_threads(1)
 
@@ -153,6 +154,74 @@ def test_empty_batches_stay_empty():
 def test_bad_input_is_one_clear_line(x):
     with pytest.raises(InputError, match="expected real floating-point matrices"):
         condition_number(x)
+    with pytest.raises(InputError, match="expected real floating-point matrices"):
+        effective_rank(x)
+
+
+# --- Effective rank ---------------------------------------------------------------------------------------------------
+
+
+def scipy_effective_rank(x):
+    values = scipy.linalg.svdvals(x.double().numpy())
+    return np.exp(scipy.stats.entropy(values))  # normalises them, and 0 ln 0 = 0
+
+
+@quickly
+@given(sizes, sizes, st.floats(0, 10), st.floats(-100, 100), seeds)
+def test_effective_rank_agrees_with_scipy_at_any_scale(n, d, log10_kappa, log10_scale, seed):
+    x = gaussian(seed, n, d) * torch.logspace(0, -log10_kappa, d, dtype=torch.float64)
+    rank = effective_rank(x)
+    assert rank.dtype == torch.float64 and rank.shape == ()
+    assert 1 <= rank <= min(n, d) * (1 + 20 * EPS)
+    assert rank.item() == pytest.approx(scipy_effective_rank(x), rel=1e-13)
+    assert effective_rank(-(10**log10_scale) * x).item() == pytest.approx(rank.item(), rel=1e-12)
+    assert effective_rank(orthogonal(seed + 1, n) @ x).item() == pytest.approx(rank.item(), rel=1e-12)
+    assert effective_rank(x.mT).item() == pytest.approx(rank.item(), rel=1e-12)
+
+
+@quickly
+@given(sizes, sizes, seeds)
+def test_effective_rank_counts_equal_singular_values(n, d, seed):
+    for rank in range(1, min(n, d) + 1):
+        x = with_singular_values(torch.ones(rank, dtype=torch.float64), n, d, seed)
+        assert effective_rank(x).item() == pytest.approx(rank, rel=1e-11)
+    with_a_third = with_singular_values(torch.tensor([1, 1, 1e-9][: min(n, d)], dtype=torch.float64), n, d, seed)
+    assert effective_rank(with_a_third).item() == pytest.approx(min(n, d, 2), rel=1e-7)  # barely used directions barely count
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_effective_rank_at_its_edges(dtype):
+    assert effective_rank(torch.zeros(2, 3, 5, dtype=dtype)).tolist() == [0, 0]
+    assert effective_rank(torch.zeros(1, 1, dtype=dtype)) == 0
+    for shape in ((1, 300), (300, 1), (1, 1)):
+        assert effective_rank(gaussian(0, *shape).to(dtype)) == 1
+    assert effective_rank(torch.eye(7, dtype=dtype)).item() == pytest.approx(7, rel=1e-14)
+    assert effective_rank(torch.ones(6, 4, dtype=dtype)).item() == pytest.approx(1, rel=1e-13)
+    x = gaussian(0, 4, 9, 6, 2).to(dtype)
+    view = x[::2, :, :, 1].transpose(-1, -2)
+    assert not view.is_contiguous() and effective_rank(view).shape == (2,)
+    assert torch.equal(effective_rank(view), effective_rank(view.contiguous()))
+    assert torch.equal(effective_rank(view), effective_rank(view.double()))
+    assert effective_rank(torch.zeros(2, 0, 3, 4, dtype=dtype)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-300])
+def test_effective_rank_of_huge_and_tiny(scale):
+    x = gaussian(3, 5, 400, 64)
+    torch.testing.assert_close(effective_rank(x * scale), effective_rank(x), rtol=1e-12, atol=0)
+    assert effective_rank(torch.full((50, 40), 1e306, dtype=torch.float64)).item() == pytest.approx(1, rel=1e-12)
+    assert effective_rank(4e306 * orthogonal(0, 60)).item() == pytest.approx(60, rel=1e-12)  # their sum is infinite
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_bad_entry_spoils_its_own_effective_rank_only(bad):
+    x = gaussian(0, 2, 3, 4, 6)
+    expected = effective_rank(x)
+    x[1, 2, 3, 5] = bad
+    rank = effective_rank(x.requires_grad_())
+    assert rank[1, 2].isnan() and not rank.requires_grad
+    rank[1, 2] = expected[1, 2]
+    assert torch.equal(rank, expected)
 
 
 def test_summary_counts_what_it_leaves_out():

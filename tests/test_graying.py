@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import InputError
+from lib.training.photographs import photographs as embedded_photographs
 from lib.transforms import graying
 from lib.transforms.graying import TokenGraying, gray_dct, gray_svd, gray_svd_fast, patchify, unpatchify
 
@@ -133,6 +134,20 @@ def test_embedded_pictures():
         for epsilon in EPSILONS:
             assert relative_error(gray_svd(tokens, epsilon), reference_svd(tokens, epsilon)) <= 2e-5
             assert relative_error(gray_dct(tokens, epsilon), reference_dct(tokens, epsilon)) <= 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 0.9])
+@pytest.mark.parametrize("side, patch", [(224, 16), (224, 4), (32, 4)])
+def test_real_photographs(side, patch, epsilon):
+    """The embedded ones, some with even black areas, normalised as ImageNet's usually are."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    tokens = patchify((torch.stack(list(embedded_photographs(side).values())) / 255 - mean) / std, patch)
+    assert len(tokens) == 8 and tokens.dtype == torch.float32
+    result = gray_svd(tokens, epsilon)
+    assert relative_error(result, reference_svd(tokens, epsilon)) <= 2e-5
+    before, after = (np.linalg.cond(x.double().numpy()) for x in (tokens, result))
+    chosen = before <= 1e4
+    assert chosen.any() and np.allclose(after[chosen], before[chosen] ** epsilon, rtol=1e-3, atol=0)
 
 
 def test_float64_keeps_its_accuracy():

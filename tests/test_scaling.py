@@ -160,6 +160,97 @@ def test_vit_attention_against_numpy():
         assert attention.omega.grad[head].item() == pytest.approx(slope, rel=1e-6)
 
 
+def numpy_weights(module):
+    return {name: tensor.detach().numpy() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def numpy_softmax(logits):
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def numpy_heads(weight, x, heads):
+    """Return queries, keys and values of tokens (n, d), each (h, n, d/h)."""
+    return (x @ weight["qkv.weight"].T + weight["qkv.bias"]).reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
+
+
+def numpy_output(weight, maps, values):
+    """Apply maps (h, n, n) to values (h, n, d/h), put the heads side by side and project them."""
+    merged = np.concatenate([attn @ value for attn, value in zip(maps, values, strict=True)], axis=1)
+    return merged @ weight["proj.weight"].T + weight["proj.bias"]
+
+
+def numpy_attn_scale(maps, omega):
+    """Return L + (1 + ω)(A − L) with L = 11ᵀ/n, one ω a head."""
+    low_pass = np.full(maps.shape[1:], 1 / maps.shape[-1])
+    return np.stack([low_pass + (1 + factor) * (attn - low_pass) for factor, attn in zip(omega, maps, strict=True)])
+
+
+def test_vit_feat_scale_against_numpy():
+    attention = scaled_model("vit", ("featscale", "released")).blocks[0].attn
+    x = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    weight = numpy_weights(attention)
+
+    def direct(s, t):
+        query, key, value = numpy_heads(weight, x.numpy(), 3)
+        plain = numpy_output(weight, numpy_softmax(query @ key.transpose(0, 2, 1) / np.sqrt(8)), value)
+        dc = np.full((5, 5), 1 / 5) @ plain
+        return plain + s * dc + t * (plain - dc)
+
+    s, t = weight["s"].copy(), weight["t"].copy()
+    output = attention(x[None])[0]
+    np.testing.assert_allclose(output.detach().numpy(), direct(s, t), rtol=1e-12, atol=1e-12)
+    output.sin().sum().backward()
+    for feature, step in enumerate(1e-6 * np.eye(24)):
+        for gradient, up, down in ((attention.s.grad, (s + step, t), (s - step, t)), (attention.t.grad, (s, t + step), (s, t - step))):
+            slope = (np.sin(direct(*up)) - np.sin(direct(*down))).sum() / 2e-6
+            assert gradient[feature].item() == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_released_swin_attention_against_numpy():
+    block = scaled_model("swin", ("attnscale", "released")).layers[0].blocks[1]
+    attention, weight = block.attn, numpy_weights(block.attn)
+    windows = torch.randn(9, 16, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    mask = block.get_attn_mask(windows[0].new_zeros(1, 12, 12, 12)).double()
+    assert mask.shape == (9, 16, 16) and (mask != 0).any()
+    bias = weight["relative_position_bias_table"][weight["relative_position_index"].ravel()].reshape(16, 16, 2).transpose(2, 0, 1)
+    output = attention(windows, mask=mask)
+    for x, masked, actual in zip(windows.numpy(), mask.numpy(), output, strict=True):
+        query, key, value = numpy_heads(weight, x, 2)
+        attn = numpy_softmax(query @ key.transpose(0, 2, 1) / np.sqrt(6) + bias + masked)
+        expected = numpy_output(weight, numpy_attn_scale(attn, weight["omega"]), value)  # L crosses the mask
+        np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_released_cait_attention_against_numpy():
+    attention = scaled_model("cait", ("attnscale", "released")).blocks[0].attn
+    x = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    weight = numpy_weights(attention)
+    query, key, value = numpy_heads(weight, x.numpy(), 3)
+
+    def mixed(name, maps):
+        return np.tensordot(weight[f"{name}.weight"], maps, axes=1) + weight[f"{name}.bias"][:, None, None]
+
+    attn = mixed("proj_w", numpy_softmax(mixed("proj_l", query @ key.transpose(0, 2, 1) / np.sqrt(8))))
+    assert np.abs(attn.sum(axis=-1) - 1).max() > 1e-2  # the maps that are scaled are no averages
+    expected = numpy_output(weight, numpy_attn_scale(attn, weight["proj_w.omega"]), value)
+    np.testing.assert_allclose(attention(x[None])[0].detach().numpy(), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_float16_with_a_scaling_stays_close_to_float32(family, variant):
+    model, images = scaled_model(family, variant).float().eval(), images_for(family).float()
+    expected, expected_gradients = gradients(model, images)
+    half = copy.deepcopy(model).half()
+    half.zero_grad()
+    output, actual = gradients(half, images.half())
+    assert output.dtype == torch.float16 and output.isfinite().all()
+    assert (output.float() - expected).abs().max() <= 0.01 * expected.abs().max()
+    for name in scaling_parameters(model):
+        error = (actual[name].float() - expected_gradients[name]).abs().max()
+        assert error <= 0.05 * expected_gradients[name].abs().max(), name
+
+
 @pytest.mark.parametrize(("family", "variant"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_untouched_model_does_not_move(family, variant, dtype):

@@ -34,6 +34,12 @@ def test_every_statement_of_the_notebook_is_surveyed_or_measured_otherwise():
     assert counted - set(surveys.STATEMENTS) == {"asa.prop41.covers_models"}
     assert set(surveys.STATEMENTS) <= counted and set(surveys.SHARES) <= set(claims)
     assert set(surveys.SEARCHES) <= set(surveys.LABELS) <= set(surveys.STATEMENTS)
+    assert set(surveys.LABELS) | set(surveys.UNSEARCHED) == set(surveys.STATEMENTS)
+
+
+def test_every_statement_is_searched_or_says_why_not():
+    assert set(surveys.SEARCHES) | set(surveys.UNSEARCHED) == set(surveys.STATEMENTS)
+    assert not set(surveys.SEARCHES) & set(surveys.UNSEARCHED) and all(surveys.UNSEARCHED.values())
 
 
 def test_the_same_seed_gives_the_same_survey():
@@ -71,8 +77,32 @@ def test_a_judgement_at_its_edges():
     assert surveys.judged("x", 2.0, 1.0, said=False).holds is None
 
 
+def test_a_judgement_carries_its_gradient():
+    x = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    check = surveys.judged("x", x**2, 2 * x)
+    check.log_ratio.backward()
+    assert check.slack == pytest.approx(-math.log(1.5)) and x.grad.item() == pytest.approx(1 / 3)
+    for search in (surveys._approach, surveys._floor):
+        logits, z = torch.randn(6, 6, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64) + 3
+        assert torch.autograd.gradcheck(lambda p, z, f=search: f(torch.softmax(p, 1), z).log_ratio, (logits.requires_grad_(), z.requires_grad_()))
+
+
+def test_searches_check_what_the_statements_do():
+    generator = torch.Generator().manual_seed(0)
+    x, logits, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((6, 4), (6, 6), (4, 4)))
+    for form in ("paper", "repaired", "sharp"):
+        expected = surveys._block(x, logits, w, torch.ones(4, dtype=torch.float64), form=form)
+        assert surveys._searched_block(x, logits, w, form).slack == pytest.approx(expected.slack, abs=1e-9)
+    attn = torch.softmax(logits, dim=1)
+    z = x[:, :1] - bounds.stationary_distribution(attn) @ x[:, :1]
+    assert surveys._floor(attn, x[:, :1]).bound == pytest.approx(bounds.low_pass_limit(attn, z, "floor").bound)
+    assert bounds.low_pass_limit(attn, x[:, :1] + 3).holds and surveys._approach(attn, x[:, :1] + 3, steps=40).measured < 1e-6
+
+
+@pytest.mark.filterwarnings("error")
 def test_search_refutes_what_is_false_and_nothing_else():
     worst = surveys.worst_cases(30, restarts=1)
+    assert set(worst) == set(surveys.SEARCHES)
     assert all(ratio <= 1 + 1e-6 for claim, ratio in worst.items() if claim not in FALSE)
     assert all(worst[claim] > 1 for claim in FALSE & set(worst))
 

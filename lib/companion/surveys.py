@@ -153,10 +153,12 @@ def _in_words(check: BoundCheck, inputs: tuple) -> str:
 def judged(name: str, measured: float | Tensor, bound: float | Tensor, tolerance: float = bounds.TOLERANCE,
            **hypotheses: bool) -> BoundCheck:
     """Compare measured ≤ bound, forgiving a relative `tolerance`, for statements that `bounds` has no check of."""
-    measured, bound = float(measured), float(bound)
-    ratio = 0.0 if measured == bound else math.log(max(measured, NEGLIGIBLE)) - math.log(max(bound, NEGLIGIBLE))
+    sides = [torch.as_tensor(side, dtype=torch.float64) for side in (measured, bound)]
+    measured, bound = (float(side.detach()) for side in sides)
+    logs = [side.clamp(min=NEGLIGIBLE).log() for side in sides]
+    ratio = torch.zeros(()) if measured == bound else logs[0] - logs[1]
     holds = measured <= bound * (1 + tolerance) if all(hypotheses.values()) else None
-    return BoundCheck(name, measured, bound, dict(hypotheses), holds, 0.0 - ratio, torch.tensor(ratio))
+    return BoundCheck(name, measured, bound, dict(hypotheses), holds, 0.0 - float(ratio.detach()), ratio)
 
 
 # --- Always Skip Attention --------------------------------------------------------------------------------------------
@@ -416,8 +418,8 @@ def _below(limit: Callable[[int], float], draws: Draws) -> tuple[Tensor, Tensor,
 
 
 def _decays(x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
-    check = bounds.attention_rate(x, logits, w_v)
-    return judged("theorem 3, monotone", check.measured, matrix_norm(hc(x)))
+    """Check that self-attention does not raise HC, for ‖W_V‖₂ below a limit."""
+    return judged("theorem 3, monotone", matrix_norm(hc(torch.softmax(logits, dim=-1) @ x @ w_v)), matrix_norm(hc(x)))
 
 
 def _row_range(x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
@@ -568,7 +570,8 @@ def _main_and_rest(limit: str, draws: Draws) -> tuple[Tensor, Tensor]:
 def _norm_is_enough(main: Tensor, rest: Tensor) -> BoundCheck:
     """Check κ(main + rest) ≤ κ(main)(1 + ρ)/(1 − ρ), ρ = ‖rest‖/‖main‖ < 1: proposition 2 read too freely."""
     rho = matrix_norm(rest, 2) / matrix_norm(main, 2)
-    return judged("skipless 2, norm", condition_number(main + rest), condition_number(main) * (1 + rho) / (1 - rho))
+    cond = torch.linalg.cond  # with its gradient
+    return judged("skipless 2, norm", cond(main + rest), cond(main) * (1 + rho) / (1 - rho), said=bool(rho < 1))
 
 
 _SKIPLESS = {
@@ -614,11 +617,48 @@ def _shaped(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tenso
     return lambda generator: tuple(torch.randn(*shape, generator=generator) for shape in shapes)
 
 
-def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
+def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor, form: str = "repaired") -> BoundCheck:
+    """Check what `_block` checks, with gradients: measured/bound of both steps multiplied."""
     normed = (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, correction=0, keepdim=True)
-    inner, norm = bounds.attention_rate(normed, logits, w_v), bounds.layer_norm_rate(x)
-    ratio = inner.log_ratio + norm.log_ratio  # measured/bound of both steps
-    return replace(inner, log_ratio=ratio, slack=0.0 - float(ratio.detach()), bound=inner.measured / math.exp(float(ratio.detach())))
+    inner, norm = bounds.attention_rate(normed, logits, w_v), bounds.layer_norm_rate(x, form=form)
+    return judged("theorem 3, block", (inner.log_ratio + norm.log_ratio).exp(), 1.0)
+
+
+def _approach(attn: Tensor, z: Tensor, steps: int = 4) -> BoundCheck:
+    """Check the rate behind theorem 1, ‖HC‖/‖DC‖ of Aᵗz ≤ h / √n(‖πᵀz‖ − ‖π − 1/n‖h) with h = √(n/2) τᵗ‖HC[z]‖."""
+    n, pi = len(attn), bounds.stationary_distribution(attn)
+    h = math.sqrt(n / 2) * dobrushin(attn) ** steps * matrix_norm(hc(z))
+    left = (pi @ z).norm() - (pi - 1 / n).norm() * h
+    ratio = hc_ratio(torch.linalg.matrix_power(attn, steps) @ z)
+    return judged("theorem 1, approach", ratio, h / math.sqrt(n) / left.clamp(min=NEGLIGIBLE), said=bool(left > 0))
+
+
+def _floor(attn: Tensor, z: Tensor, steps: int = 4) -> BoundCheck:
+    """Check ‖DC‖/‖HC‖ ≤ √n ‖π − 1/n‖ of Aᵗw, w being what is left of `z` on πᵀw = 0."""
+    n, pi = len(attn), bounds.stationary_distribution(attn)
+    w = torch.linalg.matrix_power(attn, steps) @ (z - pi @ z)
+    return judged("theorem 1, floor", 1 / hc_ratio(w), math.sqrt(n) * (pi - 1 / n).norm())
+
+
+def _gentle(share: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
+    """Check a skip whose branch has `share` of the input's HC by theorem 3: with no branch at all nothing is to be found."""
+    return _with_skip(x, logits, share * w_v / (bounds.attention_gain(logits) * matrix_norm(w_v, 2)), form="lower")
+
+
+def _normalised(norm: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
+    return _decays(x, logits, norm * w_v / matrix_norm(w_v, 2))
+
+
+def _any_half_range(x: Tensor, w_q: Tensor, w_k: Tensor) -> BoundCheck:
+    """Return the tightest of the three kinds of logits."""
+    return min((bounds.logit_check(kind, x, w_q, w_k, "half_range") for kind in bounds.LOGITS), key=lambda check: check.slack)
+
+
+def _on_maps(check: Callable, *logits: Tensor) -> BoundCheck:
+    return check(*(torch.softmax(p, dim=-1) for p in logits))
+
+
+_LAYER, _WEIGHTS, _HEADS = ((6, 4), (6, 6), (4, 4)), ((5, 4), (4, 3), (4, 3)), ((6, 4), (2, 6, 6), (4, 4), (4, 4))
 
 
 SEARCHES = {
@@ -632,25 +672,59 @@ SEARCHES = {
     "asa.prop42.as_stated": (SKIP, _shaped((5, 3), (3, 3))),
     "asa.prop42.ratio": (lambda x, m: bounds.skip_condition(x, m / 10), _shaped((5, 3), (3, 3))),
     "asa.prop42.definite": (lambda x, m: bounds.skip_condition(x, m / 10, "definite"), _shaped((5, 3), (3, 3))),
+    "asa.prop42.sufficient": (  # M of κ ≈ 10⁴, which the search may lower until the hypothesis stops it
+        lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3, dtype=torch.float64), "lowers"), _shaped((5, 3), (3, 3))),
+    "anti.thm1.repaired": (  # the rate from which `low_pass_limit` takes its number of steps
+        lambda p, z: _approach(torch.softmax(p, dim=1), z + 3), _shaped((6, 6), (6, 1))),
+    "anti.thm1.exception": (lambda p, z: _floor(torch.softmax(p, dim=1), z), _shaped((6, 6), (6, 1))),
     "anti.thm1.lambda2_bound": (
         lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z.detach(), 1, "paper"), _shaped((6, 6), (6, 1))),
+    "anti.thm1.dobrushin_rate": (
+        lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z, 2), _shaped((6, 6), (6, 1))),
+    "anti.cor2.tau_min": (partial(_on_maps, STATEMENTS["anti.cor2.tau_min"].check), _shaped((6, 6))),
+    "anti.cor2.tau_product": (partial(_on_maps, STATEMENTS["anti.cor2.tau_product"].check), _shaped((6, 6), (6, 6))),
     "anti.cor2.dobrushin": (lambda p: bounds.product_low_pass(torch.softmax(p, dim=-1)), _shaped((1, 6, 6))),
-    "anti.thm3.as_stated": (bounds.attention_rate, _shaped((6, 4), (6, 6), (4, 4))),
-    "anti.thm3.row_range": (partial(bounds.attention_rate, form="range"), _shaped((6, 4), (6, 6), (4, 4))),
-    "anti.thm3.sharp": (partial(bounds.attention_rate, form="sharp"), _shaped((6, 4), (6, 6), (4, 4))),
-    "anti.thm3.layernorm": (_searched_block, _shaped((6, 4), (6, 6), (4, 4))),
-    "anti.ext.multihead": (bounds.multihead_rate, _shaped((6, 4), (2, 6, 6), (4, 4), (4, 4))),
-    "anti.ext.multihead_whole": (
-        partial(bounds.multihead_rate, form="whole"), _shaped((6, 4), (2, 6, 6), (4, 4), (4, 4))),
-    "anti.ext.skip": (partial(_with_skip, form="paper"), _shaped((6, 4), (6, 6), (4, 4))),
+    "anti.thm3.as_stated": (bounds.attention_rate, _shaped(*_LAYER)),
+    "anti.thm3.row_range": (partial(bounds.attention_rate, form="range"), _shaped(*_LAYER)),
+    "anti.thm3.sharp": (partial(bounds.attention_rate, form="sharp"), _shaped(*_LAYER)),
+    "anti.thm3.monotone": (partial(_normalised, 6**-0.5), _shaped(*_LAYER)),
+    "anti.thm3.monotone_sharp": (partial(_normalised, 3**-0.5), _shaped(*_LAYER)),
+    "anti.thm3.block": (partial(_searched_block, form="paper"), _shaped(*_LAYER)),
+    "anti.thm3.layernorm": (_searched_block, _shaped(*_LAYER)),
+    "anti.thm3.layernorm_sharp": (partial(_searched_block, form="sharp"), _shaped(*_LAYER)),
+    "anti.ext.multihead": (bounds.multihead_rate, _shaped(*_HEADS)),
+    "anti.ext.multihead_sqrt": (partial(bounds.multihead_rate, form="root"), _shaped(*_HEADS)),
+    "anti.ext.multihead_whole": (partial(bounds.multihead_rate, form="whole"), _shaped(*_HEADS)),
+    "anti.ext.skip": (partial(_with_skip, form="paper"), _shaped(*_LAYER)),
+    "anti.ext.skip_lower": (partial(_gentle, 0.5), _shaped(*_LAYER)),
+    "anti.ext.skip_bands": (_bands_alike, _shaped(*_LAYER)),
     "anti.ext.ffn": (bounds.ffn_rate, _shaped((6, 4), (4, 8), (8, 4))),
-    "anti.thm3.logits_dot": (partial(bounds.logit_check, "dot"), _shaped((5, 4), (4, 3), (4, 3))),
-    "anti.thm3.logits_l2": (partial(bounds.logit_check, "l2"), _shaped((5, 4), (4, 3), (4, 3))),
+    "anti.ext.ffn_skip": (partial(bounds.ffn_rate, skip=True), _shaped((6, 4), (4, 8), (8, 4))),
+    **{f"anti.thm3.logits_{kind}": (partial(bounds.logit_check, kind), _shaped(*_WEIGHTS)) for kind in bounds.LOGITS},
+    "anti.thm3.half_range": (_any_half_range, _shaped(*_WEIGHTS)),
+    "cut.prop1.uniform": (_uniform, _shaped((5, 5))),
     "cut.prop1.diffuse": (bounds.diffuse_rows, _shaped((5, 5))),
+    "cut.prop1.diagonal": (_diagonal, _shaped((5, 5))),
+    "cut.prop1.diagonal_kappa": (lambda p: bounds.diagonal_rows(p + 6 * torch.eye(5)), _shaped((5, 5))),
+    "cut.prop2.smaller_norm": (lambda main, rest: _norm_is_enough(main, rest / 10), _shaped((4, 4), (4, 4))),
     "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main, rest / 10), _shaped((4, 4), (4, 4))),
 }
 
-# What the figure of slack calls each statement, from the published ones to the repaired and the sharper.
+# Why the other statements have no search.
+_BUILT = "says what a counterexample reaches, which has nothing free but one angle or distance"
+UNSEARCHED = {
+    **dict.fromkeys(("asa.prop41.counterexample", "asa.prop41.heads_counterexample", "asa.ffn.counterexample",
+                     "asa.prop42.counterexample", "anti.cor2.attained", "anti.thm3.layernorm_attained"), _BUILT),
+    "anti.thm1.as_stated": "false only where πᵀz = 0, a set that no gradient leads to; elsewhere it is anti.thm1.repaired",
+    "anti.thm1.rounding": "about the rounding of an iteration, which has no gradient",
+    "anti.thm1.rate": "counts from a step, a whole number, that depends on the eigenvectors; anti.thm1.dobrushin_rate is searched",
+    "anti.cor2.stochastic": "an identity: what is measured is rounding",
+    "anti.cor2.smooths": "the gain of 1,000 random layers is rounding, and so is its gradient",
+    "anti.cor2.only_if": "its hypothesis, a gain below 1e-6, is lost with the first step towards a larger Π τ",
+    "anti.ext.skip_identity": "an identity: what is measured is rounding",
+}  # fmt: skip
+
+# What the figure of slack calls each inequality (not what says how far one is reached, or is true to rounding), from the published ones to the repaired and the sharper.
 LABELS = {
     "asa.prop41.as_stated": "4.1 as published", "asa.prop41.narrow_heads": "4.1 for a head's weights",
     "asa.prop41.repaired": "4.1, square weights, n ≥ d", "asa.prop41.definite": "4.1, W_Q W_Kᵀ definite",
@@ -658,14 +732,21 @@ LABELS = {
     "asa.ffn.product": "FFN, κ(W_up W_down)", "asa.prop42.as_stated": "4.2 as published",
     "asa.prop42.ratio": "4.2, (1+m)/(1−m)", "asa.prop42.definite": "4.2, (1+m)/(1+μ)",
     "asa.prop42.sufficient": "4.2, κ(M) large enough", "anti.thm1.as_stated": "theorem 1 as published",
-    "anti.thm1.repaired": "theorem 1, πᵀz ≠ 0", "anti.thm1.lambda2_bound": "|λ₂|ᵗ from step 1",
+    "anti.thm1.repaired": "theorem 1, πᵀz ≠ 0", "anti.thm1.exception": "theorem 1, floor at πᵀz = 0", "anti.thm1.lambda2_bound": "|λ₂|ᵗ from step 1",
     "anti.thm1.dobrushin_rate": "√(n/2) τᵗ", "anti.cor2.dobrushin": "corollary 2, √(n/2) Π τ",
+    "anti.cor2.tau_min": "τ ≤ 1 − n min A", "anti.cor2.tau_product": "τ(AB) ≤ τ(A) τ(B)",
     "anti.thm3.as_stated": "theorem 3 as published", "anti.thm3.row_range": "theorem 3, row ranges",
-    "anti.thm3.sharp": "theorem 3, sharp", "anti.thm3.block": "… in a block, no LayerNorm factor",
-    "anti.thm3.layernorm": "… with the LayerNorm's factor", "anti.ext.multihead": "H heads, H σ₁σ₂",
-    "anti.ext.multihead_whole": "H heads, no factor H", "anti.ext.skip": "skip, 1 + rate", "anti.ext.ffn": "FFN, σ₃",
+    "anti.thm3.sharp": "theorem 3, sharp", "anti.thm3.monotone": "decay, ‖W_V‖ < 1/√n",
+    "anti.thm3.monotone_sharp": "decay, ‖W_V‖ < √(2/n)", "anti.thm3.block": "… in a block, no LayerNorm factor",
+    "anti.thm3.layernorm": "… with the LayerNorm's factor", "anti.thm3.layernorm_sharp": "… with its sharper factor",
+    "anti.ext.multihead": "H heads, H σ₁σ₂", "anti.ext.multihead_sqrt": "H heads, √H",
+    "anti.ext.multihead_whole": "H heads, no factor H", "anti.ext.skip": "skip, 1 + rate",
+    "anti.ext.skip_lower": "skip, 1 − rate", "anti.ext.skip_bands": "skip, both bands alike",
+    "anti.ext.ffn": "FFN, σ₃", "anti.ext.ffn_skip": "FFN with its skip, 1 + σ₃",
     "anti.thm3.logits_dot": "dot-product logits", "anti.thm3.logits_l2": "L2 logits",
-    "cut.prop1.diffuse": "skipless 1, diffuse rows", "cut.prop2.smaller_norm": "skipless 2, smaller norm",
+    "anti.thm3.logits_logistic": "logistic logits", "anti.thm3.half_range": "logits, half the range",
+    "cut.prop1.uniform": "skipless 1, nearly uniform", "cut.prop1.diffuse": "skipless 1, diffuse rows",
+    "cut.prop1.diagonal": "skipless 1, diagonal entries", "cut.prop1.diagonal_kappa": "skipless 1, diagonal rows", "cut.prop2.smaller_norm": "skipless 2, smaller norm",
     "cut.prop2.repaired": "skipless 2, ‖rest‖ < σ_min",
 }  # fmt: skip
 

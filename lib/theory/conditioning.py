@@ -35,6 +35,20 @@ def condition_number(x: Tensor) -> Tensor:
     return torch.where(smallest <= floor, torch.inf, largest / smallest)
 
 
+def effective_rank(x: Tensor) -> Tensor:
+    """Return exp(−Σ p_i ln p_i), p_i = sigma_i / Σ sigma, of matrices (…, n, d), as (…) in float64.
+
+    The effective rank of Roy and Vetterli (EUSIPCO 2007): how many directions the tokens use, 1 if they are multiples
+    of one, min(n, d) if all singular values are equal, and never more than the rank. It needs no rank floor. 0 for the
+    zero matrix, NaN where an entry is not finite. Raises as `singular_values`.
+    """
+    values = singular_values(x)
+    largest = values[..., :1]
+    shares = values / largest.where(largest > 0, 1.0)  # first, as a sum of huge ones would be infinite
+    entropy = torch.special.entr(shares / shares.sum(dim=-1, keepdim=True).clamp(min=1)).sum(dim=-1)
+    return torch.where(values[..., 0] == 0, 0.0, entropy.exp())
+
+
 def summarise_log_kappa(kappa: Tensor) -> dict[str, float | int]:
     """Summarise condition numbers of any shape by the median of the finite ln kappa (natural log) and by counts.
 
