@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 # No lock on the folder: outputs are written whole and runs have locks of their own, and a stale one would block reruns.
 SNAKEMAKE := $(BIN)/snakemake --cores all --nolock --keep-going --rerun-incomplete --rerun-triggers params input mtime --quiet rules progress
 PRESET ?= gpu
+UPLOADS := tornado_settings='{"websocket_max_message_size": 209715200}'
 export PYTHONWARNINGS := ignore
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -49,7 +50,7 @@ report: $(READY)  ## write build/report.html on what ran in PRESET, when and how
 test: $(READY)  ## all tests: unit, property, and every notebook in the smoke preset
 	$(BIN)/python -m pytest
 
-test-fast: $(READY)  ## the tests that neither train nor run notebooks
+test-fast: $(READY)  ## the tests that take no longer than a few seconds each; no notebooks
 	$(BIN)/python -m pytest -m "not slow"
 
 test-browser: $(READY)  ## the explorers in a real JupyterLab and a real Voilà; needs chromium and a quiet machine
@@ -72,10 +73,10 @@ pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) a
 	@$(BIN)/python -m lib.companion.others
 
 lab: $(READY)  ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks --ServerApp.$(UPLOADS)
 
 app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, through Voilà
-	JUPYTER_PATH=$(CURDIR)/app $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True
+	JUPYTER_PATH=$(CURDIR)/app $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True --Voila.$(UPLOADS)
 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site

@@ -2,13 +2,16 @@
 
 import itertools
 import math
+import re
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 
-from lib.companion import explorations, figures
-from lib.companion.explorations import EXPLORATIONS, Slider
+from lib.companion import explorations, figures, replay
+from lib.companion.explorations import EXPLORATIONS, Panel, Slider
+from lib.companion.fingerprint import notebook_code_cells
 from lib.errors import InputError
 from lib.theory.spectral import hc
 from lib.transforms.graying import patchify
@@ -33,7 +36,7 @@ def test_every_state_of_the_grid_has_numbers_or_says_in_words_why_not(exploratio
             continue
         found = exploration.find(**state)
         text = " ".join(exploration.facts(found))
-        assert text and "nan" not in text, state
+        assert text and not re.search(r"\b(nan|inf)\b", text), state
         CHECKS[exploration.name](found, state)
 
 
@@ -158,6 +161,62 @@ def test_a_strip_shows_three_to_five_different_states(exploration):
     assert all(len(row.axes) == len(exploration.panels) for row in rows)
     figure.canvas.draw()
     figures.plt.close(figure)
+
+
+@pytest.mark.parametrize("name, start", [("graying", {"epsilon": 1.0}), ("skipless", {"beta": 4.0, "similarity": 0.9}),
+                                         ("all_pass", {"omega": 0.0, "t": 0.0, "s": 1.0}), ("bound", {"norm": 0.2, "pattern": "two camps"})])
+def test_a_strip_repeats_no_state_where_it_starts_at_one(name, start):
+    figure = explorations.strip(EXPLORATIONS[name], start)
+    titles = [row.get_suptitle() for row in figure.subfigs]
+    assert len(titles) == len(set(titles)) == 4
+    figures.plt.close(figure)
+
+
+def test_a_band_is_drawn_with_its_words():
+    figure, axis = figures.plt.subplots()
+    Panel("", ("x", 0, 1), (0, 10), log="", band=(9, 10, "beyond")).prepare(axis)
+    assert [text.get_text() for text in axis.texts] == ["beyond"] and len(axis.patches) == 1 and axis.get_ylim() == (0, 10)
+    figures.plt.close(figure)
+
+
+def test_infinite_kappa_is_called_so_by_all():
+    assert "κ(SA(X)) = infinite" in explorations.skip_strength_facts(EXPLORATIONS["skip_strength"].find(sharpness=0.0))[0]
+    found = EXPLORATIONS["skipless"].find()
+    found.kappas["usual"] = math.inf
+    assert "usual infinite" in explorations.skipless_facts(found)[0]
+
+
+# --- The exercises of notebook 07 -------------------------------------------------------------------------------------
+
+CELLS = [source for source, _ in notebook_code_cells("07_playground")]
+ANSWERS = [cell for cell in CELLS if cell.startswith("answer = None")]
+
+
+def trained(arm, scores):
+    """What the replay reads of a run of one block with these validation scores."""
+    return SimpleNamespace(config=SimpleNamespace(skip=arm, epochs=len(scores) - 1), history=[
+        {"epoch": epoch, "validation_top1": score, "attention": [[[0.5, 0.5], [0.5, 0.5]]],
+         "log_kappa": [{"place": "sab", "block": 0, "median_log_kappa": 1.0, "n_inf": 0, "n_nan": 0, "n": 4}]}
+        for epoch, score in enumerate(scores)])
+
+
+def answered(exercise, answer, capsys):
+    """Run an answer cell with `answer`, as the notebook does after its first cell; return what it prints."""
+    names = {"p": SimpleNamespace(epochs=3)}
+    exec(CELLS[0], names)
+    names["training_explorer"] = replay.exploration([trained("both", [10.0, 81.0, 84.0, 83.0]), trained("no_sab", [10.0, 70.0, 75.0, 85.0])])
+    exec(ANSWERS[exercise].replace("answer = None", f"answer = {answer}", 1), names)
+    return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("exercise, right, small, large", [
+    (0, 4, 3, 5), (1, 0.1, 0.05, 0.15), (2, 0.43, 0.4, 2.3), (3, 0.2, 0.04, 5), (4, 4.8, 4.7, 5.0), (5, 4, 2, 8), (6, 2, 1, 3)])
+def test_the_exercises_tell_right_from_wrong(exercise, right, small, large, capsys):
+    assert len(ANSWERS) == 7
+    assert answered(exercise, right, capsys) == "right"
+    assert answered(exercise, small, capsys) == f"not yet: {small:g} is too small"
+    assert answered(exercise, large, capsys) == f"not yet: {large:g} is too large"
+    assert answered(exercise, None, capsys).startswith("no answer yet")
 
 
 @pytest.mark.parametrize("answer, said", [(None, "no answer yet"), (7, "right"), (7.004, "right"), (6, "not yet: 6 is too small"),

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import math
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from test_loop import TINY
 
 from lib.companion import replay, runs, widgets
-from lib.companion.explorations import strip
+from lib.companion.explorations import checked, replay_controls, strip
+from lib.companion.fingerprint import notebook_code_cells
 from lib.errors import InputError
 from lib.models import probe
 from lib.training import loop
@@ -74,9 +77,50 @@ def test_the_explorer_scrubs_through_epochs_and_blocks(found):
 
 def test_a_run_that_lost_its_weights_still_replays(found):
     broken = dataclasses.replace(found[1], history=[*found[1].history[:2]])
-    broken.history[-1] = broken.history[-1] | {"attention": None, "log_kappa": [row | {"median_log_kappa": None} for row in broken.history[-1]["log_kappa"]]}
+    broken.history[-1] = broken.history[-1] | {"attention": None, "log_kappa": [
+        row | {"median_log_kappa": None, "n_nan": row["n"], "n_inf": 0} for row in broken.history[-1]["log_kappa"]]}
     explorer = widgets.Explorer(replay.exploration([found[0], broken]), {"epoch": 3})
-    assert "infinite, no map: the weights are not finite (training had stopped)" in explorer.words.value
+    assert "not defined, no map: the weights are not finite (training had stopped)" in explorer.words.value
+
+
+def test_a_rank_deficient_block_is_drawn_in_the_band(found):
+    """Where most outputs have no finite κ, the curve goes up into the grey band instead of ending."""
+    deficient = dataclasses.replace(found[1], history=[row | {"log_kappa": [
+        each | ({"median_log_kappa": None, "n_inf": each["n"]} if each["block"] == 1 else {}) for each in row["log_kappa"]]} for row in found[1].history])
+    exploration = replay.exploration([found[0], deficient])
+    state = exploration.find(epoch=3, block=2)
+    assert math.isinf(state.kappas["no_sab"][1]) and math.isfinite(state.kappas["no_sab"][0])
+    assert "block 2's SAB output infinite" in replay.replay_facts(state)[1]
+    figure = strip(exploration)
+    for row in figure.subfigs:
+        axis = row.axes[1]
+        low, high, words = exploration.panels[1].band
+        assert [text.get_text() for text in axis.texts] == [words] == ["rank-deficient"]
+        drawn = [line.get_ydata() for line in axis.lines if len(line.get_ydata()) == 2 and line.get_marker() == "o"]
+        assert low < drawn[1][1] < high and max(drawn[0]) < low
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("epochs, start, rows", [(1, {}, 3), (1, {"epoch": 1}, 3), (2, {}, 4), (3, {"epoch": 3}, 4), (3, {}, 4)])
+def test_the_strip_has_three_to_five_states_for_any_length(found, epochs, start, rows):
+    short = [dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=epochs), history=run.history[:epochs + 1]) for run in found]
+    figure = strip(replay.exploration(short), start)
+    titles = [row.get_suptitle() for row in figure.subfigs]
+    assert len(titles) == len(set(titles)) == rows
+    plt.close(figure)
+
+
+def test_the_command_trains_what_is_shown(found):
+    explorer = widgets.Explorer(replay.exploration(found, {"epochs": 3, "vit_args": {"depth": 2}}), {"epoch": 3})
+    assert "-p training &#x27;{epoch: 3, block: 2}&#x27; -p epochs 3 -p vit_args &#x27;{depth: 2}&#x27;" in explorer.command.value
+
+
+def test_a_start_is_checked_before_anything_is_trained(found):
+    assert replay.exploration(found).controls == replay_controls(3, 2)
+    with pytest.raises(InputError, match="epoch is 9; allowed: a number from 0 to 3"):
+        checked("training", replay_controls(3, 2), {"epoch": 9})
+    source = next(source for source, _ in notebook_code_cells("07_playground") if "params.validate" in source)
+    assert "p.training" in source
 
 
 def test_runs_that_are_no_pair_are_refused(found):

@@ -1,6 +1,8 @@
 """The explorers without a browser: every control changes the picture, every problem is told inside, uploads of any kind."""
 
 import io
+import itertools
+import shlex
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import numpy
 import pytest
 import yaml
 from PIL import Image
+from test_explorations import UNDEFINED
 
 from lib import files
 from lib.companion import widgets
@@ -45,6 +48,19 @@ def test_every_control_changes_the_picture_and_reset_brings_it_back(name):
         assert len(set(seen)) >= 2, control
         explorer.reset()
         assert explorer.values == explorer.start and (picture(explorer) == first).all()
+
+
+@pytest.mark.parametrize("name", EXPLORATIONS)
+def test_low_middle_and_high_of_all_controls_together_give_a_picture(name):
+    explorer, controls = make(name), EXPLORATIONS[name].controls
+    undefined = UNDEFINED.get(name, lambda state: False)
+    for values in itertools.product(*(control.grid(3)[:3] for control in controls.values())):
+        for control, value in zip(controls, values):
+            explorer.controls[control].value = value
+        assert bool(explorer.problem) == bool(undefined(explorer.values)), explorer.values
+        if not explorer.problem:
+            assert picture(explorer).std() > 0 and "class='problem'" not in explorer.words.value
+            assert explorer.picture.layout.visibility == "visible" and "class='facts'" in explorer.words.value
 
 
 @pytest.mark.parametrize("name", EXPLORATIONS)
@@ -86,16 +102,16 @@ def test_the_command_names_the_values_and_papermill_would_take_them(name):
     control = list(explorer.controls)[0]
     explorer.controls[control].value = EXPLORATIONS[name].controls[control].grid(3)[0]
     command = widgets.papermill_command(name, explorer.values)
-    value = command.split('"')[1]
+    value = shlex.split(command)[-1]
     assert yaml.safe_load(value) == explorer.values
     assert EXPLORATIONS[name].values(yaml.safe_load(value)) == explorer.values
     assert command.startswith(f".venv/bin/papermill notebooks/07_playground.ipynb out.ipynb -p {name} ")
 
 
 def test_the_command_survives_a_shell():
-    command = widgets.papermill_command("bound", {"pattern": "two camps", "alpha": 0.5})
+    command = widgets.papermill_command("bound", {"pattern": "two camps", "alpha": 0.5}, {"data": "my $pictures", "epochs": 5})
     shown = subprocess.run(command.replace(".venv/bin/papermill", "printf '%s\\n'"), shell=True, capture_output=True, text=True)
-    assert shown.stdout.splitlines()[-1] == "{pattern: two camps, alpha: 0.5}"
+    assert shown.stdout.splitlines()[-7:] == ["{pattern: two camps, alpha: 0.5}", "-p", "data", "my $pictures", "-p", "epochs", "5"]
 
 
 @pytest.mark.parametrize("environment, seen, absent", [
@@ -111,10 +127,23 @@ def test_a_reader_sees_the_strip_a_class_the_explorer(environment, seen, absent,
     monkeypatch.setattr(widgets.figures.fingerprint, "inputs_fingerprint", lambda *names: "inputs")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    widgets.show(EXPLORATIONS["bound"], Parameters(notebook="04_bounds", preset="custom", bound={"alpha": 0.5}))
+    widgets.show(EXPLORATIONS["bound"], Parameters(notebook="04_bounds", preset="custom"), start={"alpha": 0.5})
     kinds = {kind for bundle in shown for kind in (bundle[0] if isinstance(bundle, tuple) else bundle)}
     assert seen <= kinds and not absent & kinds
     assert (tmp_path / "figures" / "custom" / "04_bound.png").exists() == ("image/png" in seen)
+
+
+def test_a_parameter_that_only_shares_an_explorers_name_is_no_start(monkeypatch, tmp_path):
+    """Notebook 06's `skipless` is its models' initialisation, beyond what the explorer's sliders reach."""
+    shown = []
+    monkeypatch.setattr(widgets, "display", lambda value, **options: shown.append(getattr(value, "values", None)))
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(widgets.figures.fingerprint, "inputs_fingerprint", lambda *names: "inputs")
+    p = Parameters(notebook="06_skipless", preset="custom", skipless={"alpha": 0.5, "beta": 8.0, "c": 1.0})
+    widgets.show(EXPLORATIONS["skipless"], p)
+    assert shown[0] == EXPLORATIONS["skipless"].values({})
+    with pytest.raises(InputError, match="beta is 8.0; allowed: a number from 0.1 to 4.0"):
+        widgets.show(EXPLORATIONS["skipless"], p, start=p.skipless)
 
 
 # --- Uploads ----------------------------------------------------------------------------------------------------------

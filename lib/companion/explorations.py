@@ -6,6 +6,7 @@ the same in every picture, `draw`, what changes, and `facts`, the numbers in wor
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -80,14 +81,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Panel:
-    """The part of a picture that no control changes: an axis with fixed limits, or with none a place for an image."""
+    """The part of a picture that no control changes: an axis with fixed limits, or with none a place for an image.
+
+    `band` is a grey part of the y axis, from where to where and its words: for values that have no place on the axis.
+    """
 
     title: str
     x: tuple[str, float, float] | None = None
     y: tuple[float, float] = (0, 1)
     log: str = "y"  # the logarithmic axes
     legend: Mapping[str, dict] = field(default_factory=dict)
-    place: str = "lower left"
+    place: str | tuple[float, float] = "lower left"
+    band: tuple[float, float, str] | None = None
 
     def prepare(self, axis: Axes) -> None:
         """Draw it on an empty axis."""
@@ -102,6 +107,10 @@ class Panel:
             if "x" not in self.log and high > 2:
                 axis.xaxis.get_major_locator().set_params(integer=True)
         axis.autoscale(False)
+        if self.band:
+            low, high, words = self.band
+            axis.axhspan(low, high, color="0.85", zorder=0, linewidth=0)
+            axis.text(0.97, low, words, color="0.35", ha="right", va="top", transform=axis.get_yaxis_transform())
         if self.legend:
             axis.legend([plt.Line2D([], [], **style) for style in self.legend.values()], list(self.legend), loc=self.place,
                         frameon=True, framealpha=0.8, borderaxespad=0.2, handlelength=1.6, labelspacing=0.2)
@@ -109,7 +118,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Exploration:
-    """One question with its controls; `states` are what its strip shows, each a change to where it starts."""
+    """One question with its controls; `states` are what its strip shows, each a change to where it starts.
+
+    `parameters` are those other ones of notebook 07 that decide what is shown: the papermill command repeats them.
+    """
 
     name: str
     title: str
@@ -119,31 +131,49 @@ class Exploration:
     draw: Callable[[Sequence[Axes], Found], None]
     facts: Callable[[Found], list[str]]
     states: Sequence[dict]
+    parameters: Mapping = field(default_factory=dict)
 
     def values(self, changes: dict) -> dict:
         """Return a value for every control. Raises InputError for an unknown name or a value out of range."""
-        for name in changes:
-            if name not in self.controls:
-                raise unknown(f"control of {self.name}", name, self.controls)
-        return {name: control.check(name, changes.get(name, control.start)) for name, control in self.controls.items()}
+        return checked(self.name, self.controls, changes)
 
     def find(self, **changes: object) -> Found:
         """Compute one state."""
         return self.compute(**self.values(changes))
 
 
+def checked(exploration: str, controls: Mapping[str, Slider | Choice], changes: dict) -> dict:
+    """Return a value for every control, as `Exploration.values` does."""
+    for name in changes:
+        if name not in controls:
+            raise unknown(f"control of {exploration}", name, controls)
+    return {name: control.check(name, changes.get(name, control.start)) for name, control in controls.items()}
+
+
+def replay_controls(epochs: int, blocks: int) -> dict[str, Slider]:
+    """Return the controls of the replay of training, which are known before anything is trained."""
+    return {"epoch": Slider("epoch", 0, epochs, 1, 0), "block": Slider("block", 1, blocks, 1, blocks)}
+
+
 def strip(exploration: Exploration, start: dict | None = None) -> Figure:
-    """Draw where an explorer starts and its other `states` below each other, for readers without a kernel."""
-    start = start or {}
-    states = [start] + [start | state for state in exploration.states]
+    """Draw where an explorer starts and its other `states` below each other, for readers without a kernel.
+
+    No state is repeated: where the start makes two of them one, one seen from the explorer's own start takes the place.
+    """
+    start, changes = start or {}, ({}, *exploration.states)
+    states: list[dict] = []
+    for change in (*(start | change for change in changes), *changes):
+        state = exploration.values(change)
+        if state not in states and len(states) < len(changes):
+            states.append(state)
+    named = dict.fromkeys(name for change in (start, *changes) for name in change)
     figure = plt.figure(figsize=(8.6, 2.5 * len(states)))
     for part, state in zip(figure.subfigures(len(states), 1, squeeze=False)[:, 0], states):
         axes = part.subplots(1, len(exploration.panels))
         for panel, axis in zip(exploration.panels, axes):
             panel.prepare(axis)
         exploration.draw(axes, exploration.find(**state))
-        shown = {name: exploration.values(state)[name] for name in dict.fromkeys(key for each in states for key in each)}
-        part.suptitle(", ".join(f"{exploration.controls[name].label} {value}" for name, value in shown.items()),
+        part.suptitle(", ".join(f"{exploration.controls[name].label} {state[name]}" for name in named),
                       fontsize="medium", fontweight="bold")
     return figure
 
@@ -291,8 +321,8 @@ def draw_skip_strength(axes: Sequence[Axes], found: Found) -> None:
 
 def skip_strength_facts(found: Found) -> list[str]:
     """Say κ with no skip and with this one."""
-    return [f"κ(SA(X)) = {found.token_kappas[0]:.4g}, κ(sX + SA(X)) = {found.kappas[0]:.4g} at s = {found.s:g}",
-            f"κ(K) = {found.jacobian_kappas[0]:.4g}, κ(K + sI) = {found.kappas[1]:.4g}"]
+    return [f"κ(SA(X)) = {_number(found.token_kappas[0])}, κ(sX + SA(X)) = {_number(found.kappas[0])} at s = {found.s:g}",
+            f"κ(K) = {_number(found.jacobian_kappas[0])}, κ(K + sI) = {_number(found.kappas[1])}"]
 
 
 # --- 3. Token Graying -------------------------------------------------------------------------------------------------
@@ -343,7 +373,7 @@ def graying_facts(found: Found) -> list[str]:
         return ["κ of the patches is infinite (some directions do not occur at all), and zero singular values stay zero: "
                 "no ε makes κ finite"]
     return [f"κ of the patches {original:.4g}, κ^ε = {found.expected:.4g} at ε = {found.epsilon:g}",
-            f"κ after SVD-TG {by_svd:.4g}, after DCT-TG {by_dct:.4g}"]
+            f"κ after SVD-TG {_number(by_svd)}, after DCT-TG {_number(by_dct)}"]
 
 
 # --- 4. Theorem 3's bound ---------------------------------------------------------------------------------------------
@@ -550,14 +580,18 @@ def draw_skipless(axes: Sequence[Axes], found: Found) -> None:
 
 def skipless_facts(found: Found) -> list[str]:
     """Say κ of the Jacobians and how near the maps are to I."""
-    return [f"κ(K): skipless {found.kappas['skipless']:.4g}, usual {found.kappas['usual']:.4g}",
+    return [f"κ(K): skipless {_number(found.kappas['skipless'])}, usual {_number(found.kappas['usual'])}",
             f"mean diagonal of the maps: skipless {found.diagonal['skipless']:.3f}, usual {found.diagonal['usual']:.3f}; "
-            f"κ(A) of the skipless ones {found.attention_kappa:.4g}"]
+            f"κ(A) of the skipless ones {_number(found.attention_kappa)}"]
 
 
 # --- Shared -----------------------------------------------------------------------------------------------------------
 
 _photographs = functools.lru_cache(photographs)  # reading them takes longer than all the rest
+
+
+def _number(kappa: float) -> str:
+    return "infinite" if math.isinf(kappa) else f"{kappa:.4g}"
 
 
 def _image(axis: Axes, pixels: numpy.ndarray, **options: object) -> None:

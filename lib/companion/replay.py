@@ -5,6 +5,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import torch
 from matplotlib.axes import Axes
 
 from lib import files
-from lib.companion.explorations import BEFORE, DASHED, HERE, SOLID, Exploration, Found, Panel, Slider, attention_image
+from lib.companion.explorations import BEFORE, DASHED, HERE, SOLID, Exploration, Found, Panel, attention_image, replay_controls
 from lib.companion.runs import Run
 from lib.errors import InputError
 from lib.models import probe
 from lib.training import checkpoint, loop
 
 ARMS = {"both": "both skips", "no_sab": "no SAB skip"}
+BAND = 0.88  # the share of the axis of ln κ above which it is infinite
 
 
 def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
@@ -59,8 +61,11 @@ def _attention(config: loop.TrainConfig, model: torch.nn.Module) -> list | None:
     return [attn[0].mean(dim=0).double().round(decimals=5).tolist() for attn in maps]
 
 
-def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
-    """Return the explorer of two runs of `train_and_watch`, one for each of ARMS, of one length and depth."""
+def exploration(runs: Sequence[Run], parameters: Mapping | None = None) -> Exploration:
+    """Return the explorer of two runs of `train_and_watch`, one for each of ARMS, of one length and depth.
+
+    `parameters` are notebook 07's that decide the runs, for the papermill command.
+    """
     found = {run.config.skip: run for run in runs}
     if set(found) != set(ARMS) or len(found) != len(runs):
         seen = ", ".join(run.config.skip for run in runs)
@@ -68,37 +73,46 @@ def exploration(runs: Sequence[Run], start_epoch: int = 0) -> Exploration:
     epochs = max(run.config.epochs for run in runs)
     blocks = 1 + max(row["block"] for row in runs[0].history[0]["log_kappa"])
     kappas = [row["median_log_kappa"] or 0 for run in runs for epoch in run.history for row in epoch["log_kappa"]]
+    top = 2 * max(kappas) + 1
     panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log=""),
-              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, 1.5 * max(kappas) + 1), log="",
-                    legend=dict(zip(ARMS.values(), (SOLID, DASHED))), place="upper left"),
+              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, top), log="",
+                    legend=dict(zip(ARMS.values(), (SOLID, DASHED))), place=(0.02, 0.5), band=(BAND * top, top, "rank-deficient")),
               Panel("map, both skips"), Panel("map, no SAB skip"))
-    controls = {"epoch": Slider("epoch", 0, epochs, 1, start_epoch), "block": Slider("block", 1, blocks, 1, blocks)}
-    states = [{"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0, start_epoch})]
-    return Exploration("training", "Training with and without a skip", controls, functools.partial(replay, found), panels,
-                       draw_replay, replay_facts, states)
+    states = [*({"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0})), {"epoch": epochs, "block": 1}]
+    return Exploration("training", "Training with and without a skip", replay_controls(epochs, blocks),
+                       functools.partial(replay, found), panels, draw_replay, replay_facts, states, parameters or {})
 
 
 def replay(runs: Mapping[str, Run], epoch: int, block: int) -> Found:
     """Look up one epoch of both runs. Found, for each of ARMS: `curves`, validation top-1 by epoch; `kappas`, the median
-    ln κ of every block's SAB output (NaN where none is finite); `maps`, the block's attention, None where it is lost.
+    ln κ of every block's SAB output; `maps`, the block's attention, None where it is lost.
+
+    ln κ is infinite where most outputs are rank-deficient, else of the finite ones, NaN where there is none.
 
     A run that stopped keeps showing its last epoch.
     """
     rows = {arm: runs[arm].history[min(epoch, len(runs[arm].history) - 1)] for arm in ARMS}
-    kappas = {arm: [row["median_log_kappa"] for row in sorted(rows[arm]["log_kappa"], key=lambda row: row["block"])
+    kappas = {arm: [_log_kappa(row) for row in sorted(rows[arm]["log_kappa"], key=lambda row: row["block"])
                     if row["place"] == "sab"] for arm in ARMS}
     maps = {arm: row["attention"] and torch.tensor(row["attention"][block - 1], dtype=torch.float64) for arm, row in rows.items()}
     return Found(epoch=epoch, block=block, maps=maps, stopped={arm: row["epoch"] < epoch for arm, row in rows.items()},
-                 curves={arm: [row["validation_top1"] for row in runs[arm].history] for arm in ARMS},
-                 kappas={arm: [float("nan") if value is None else value for value in values] for arm, values in kappas.items()})
+                 curves={arm: [row["validation_top1"] for row in runs[arm].history] for arm in ARMS}, kappas=kappas)
+
+
+def _log_kappa(row: Mapping) -> float:
+    if 2 * row["n_inf"] > row["n"]:
+        return math.inf
+    return math.nan if row["median_log_kappa"] is None else row["median_log_kappa"]
 
 
 def draw_replay(axes: Sequence[Axes], found: Found) -> None:
-    """Draw the curves up to here, ln κ by block, and both attention maps."""
+    """Draw the curves up to here, ln κ by block (an infinite one in the band), and both attention maps."""
+    edge = axes[1].get_ylim()[1] * (1 + BAND) / 2
     for arm, style, axis in zip(ARMS, (SOLID, DASHED), axes[2:]):
         axes[0].plot(found.curves[arm], **BEFORE | {"linewidth": 1})
         axes[0].plot(found.curves[arm][:found.epoch + 1], marker="o", **style)
-        axes[1].plot(range(1, len(found.kappas[arm]) + 1), found.kappas[arm], marker="o", **style)
+        kappas = [edge if math.isinf(kappa) else kappa for kappa in found.kappas[arm]]
+        axes[1].plot(range(1, len(kappas) + 1), kappas, marker="o", **style)
         if found.maps[arm] is not None:
             attention_image(axis, found.maps[arm])
     axes[0].axvline(found.epoch, **HERE)
@@ -112,7 +126,8 @@ def replay_facts(found: Found) -> list[str]:
         curve, attn = found.curves[arm], found.maps[arm]
         kappa = found.kappas[arm][found.block - 1]
         parts = [f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %",
-                 f"ln κ of block {found.block}'s SAB output " + (f"{kappa:.2f}" if kappa == kappa else "infinite"),
+                 f"ln κ of block {found.block}'s SAB output "
+                 + ("infinite" if math.isinf(kappa) else "not defined" if math.isnan(kappa) else f"{kappa:.2f}"),
                  "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}"]
         lines.append(", ".join(parts) + (" (training had stopped)" if found.stopped[arm] else ""))
     return lines

@@ -7,8 +7,9 @@ queues up pictures, and shows bad input in words, inside. Where there is no kern
 import html
 import io
 import os
+import shlex
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
 import matplotlib
@@ -133,7 +134,8 @@ class Explorer:
         self.words.value = "<div aria-live='polite'>" + "".join(
             f"<div class='{kind}'>{html.escape(line)}</div>" for kind, line in lines) + "</div>"
         self.picture.layout.visibility = "hidden" if self.problem else "visible"
-        text = html.escape(papermill_command(self.exploration.name, self._stored_values()), quote=True)
+        command = papermill_command(self.exploration.name, self._stored_values(), self.exploration.parameters)
+        text = html.escape(command, quote=True)
         self.command.value = (f"<input class='command' readonly aria-label='papermill command' value='{text}'> "
                               f'<button onclick="{COPY}">copy these parameters as a papermill command</button>')
 
@@ -199,14 +201,12 @@ class GrayingExplorer(Explorer):
         return {name: value for name, value in self.values.items() if value != UPLOAD}
 
 
-def show(exploration: Exploration, parameters: Parameters, runs: Sequence[str] = ()) -> None:
+def show(exploration: Exploration, parameters: Parameters, runs: Sequence[str] = (), start: dict | None = None) -> None:
     """Show an explorer in a notebook and, below it and in the figures folder, its strip, which needs no kernel.
 
-    It starts at the dict of its name among the `parameters`, if there is one. In Voilà there is a kernel, and no strip;
-    where the workflow executes the notebook for readers, nobody can move a control, and words stand for the explorer.
+    Only notebook 07 has parameters to `start` an explorer from. In Voilà there is a kernel, and no strip; where the
+    workflow executes the notebook for readers, nobody can move a control, and words stand for the explorer.
     """
-    start = getattr(parameters, exploration.name, None)
-    start = start if isinstance(start, dict) else {}
     explorer = (GrayingExplorer if exploration.name == "graying" else Explorer)(exploration, start)
     if WORKFLOW_VARIABLE in os.environ:
         display({"text/plain": explorer.instead}, raw=True)
@@ -228,10 +228,14 @@ def _small(figure: Figure, words: str) -> DisplayedImage:
     return DisplayedImage(buffer.getvalue(), alt=words)
 
 
-def papermill_command(name: str, values: dict) -> str:
-    """Return the command that runs the playground with an explorer starting at these values."""
-    text = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
-    return f'.venv/bin/papermill {NOTEBOOK} out.ipynb -p {name} "{text}"'
+def papermill_command(name: str, values: dict, others: Mapping = {}) -> str:
+    """Return the command that runs the playground with an explorer starting at these values, and `others` parameters."""
+    words = [".venv/bin/papermill", NOTEBOOK, "out.ipynb"]
+    for parameter, value in {name: values, **others}.items():
+        if isinstance(value, dict):
+            value = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
+        words += ["-p", parameter, str(value)]
+    return shlex.join(words)
 
 
 def read_picture(name: str, content: bytes, side: int = PICTURE_SIDE) -> tuple[torch.Tensor, list[str]]:
