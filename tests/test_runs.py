@@ -17,7 +17,7 @@ from interruption import interrupted
 from test_loop import TINY, but
 
 from lib import files
-from lib.companion import runs
+from lib.companion import graying_survey, runs, scaling_survey
 from lib.errors import InputError
 from lib.training import checkpoint, loop
 
@@ -198,7 +198,7 @@ def test_jobs_are_named_by_what_differs():
 SCRIPT = """
 import sys
 from test_loop import TINY, but
-from lib.companion import runs
+from lib.companion import graying_survey, runs, scaling_survey
 from lib.training import loop
 if __name__ == "__main__":
     found = runs.load_or_run(loop.train, [but(epochs=6), but(epochs=6, skip="none")], workers=int(sys.argv[1]), report=print)
@@ -284,3 +284,45 @@ def killed(config, folder, report):
 def test_a_killed_worker_is_one_clear_error(store):
     with pytest.raises(InputError, match="a worker process was killed"):
         runs.load_or_run(killed, [TINY, but(seed=9)], workers=1)
+
+
+def where(value):
+    return os.getpid(), value
+
+
+def refuses(value):
+    raise InputError(f"{value!r} is not allowed")
+
+
+def test_a_gpu_is_used_from_a_process_of_its_own_and_a_cpu_from_this_one():
+    model = torch.nn.Linear(3, 2)
+    process, found = runs.on_device("cuda", where, model)
+    assert process != os.getpid() and torch.equal(found.weight, model.weight) and not model.weight.is_shared()
+    assert runs.on_device("cpu", where, model) == (os.getpid(), model)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bad_input_on_a_device_is_one_line(device):
+    with pytest.raises(InputError, match="^'x' is not allowed$") as caught:
+        runs.on_device(device, refuses, "x")
+    assert caught.value._render_traceback_() == ["InputError: 'x' is not allowed"]
+
+
+def test_timings_on_a_gpu_are_left_to_that_process(monkeypatch):
+    called = []
+    for module in (graying_survey, runs):
+        monkeypatch.setattr(module, "on_device", lambda device, function, *given: called.append((device, function.__name__, given)))
+    graying_survey.graying_times("cuda", 1)
+    graying_survey.step_ratios("vit_tiny_patch16_224", "cuda", 1)
+    scaling_survey.step_costs({}, torch.zeros(1), "cuda", 1)
+    assert [(device, name) for device, name, _ in called] == [
+        ("cuda", "_graying_times"), ("cuda", "_step_ratios"), ("cuda", "_step_costs")]
+
+
+def ends_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_on_a_device_is_one_clear_error():
+    with pytest.raises(InputError, match="the process that computes on the GPU was killed"):
+        runs.on_device("cuda", ends_itself)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from lib.companion.ledger import Measurement
-from lib.companion.runs import Run
+from lib.companion.runs import Run, on_device
 from lib.models import probe, zoo
 from lib.theory.conditioning import condition_number, singular_values
 from lib.training.loop import dataset
@@ -240,6 +240,10 @@ def graying_times(device: str, rounds: int, batch: int = 1, epsilon: float = 0.5
 
     `milliseconds` an image, and `faster`: how many times faster than `torch.linalg.svd`; medians over `rounds`.
     """
+    return on_device(device, _graying_times, device, rounds, batch, epsilon)
+
+
+def _graying_times(device: str, rounds: int, batch: int, epsilon: float) -> pandas.DataFrame:
     rows = []
     for label, (side, patch_size) in TOKENISATIONS.items():
         _, pictures = images(side)
@@ -262,6 +266,10 @@ def step_ratios(model: str, device: str, rounds: int, batch: int = 1, epsilon: f
     `ratio` is (step + graying)/step, as Token Graying comes before the step and on the same device; medians over
     `rounds`. The step is forward and backward of 224 px images, in bfloat16 on a GPU.
     """
+    return on_device(device, _step_ratios, model, device, rounds, batch, epsilon)
+
+
+def _step_ratios(model: str, device: str, rounds: int, batch: int, epsilon: float) -> pandas.DataFrame:
     _, pictures = images()
     pictures = pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch].to(device)
     tokens = patchify(pictures[0] if batch == 1 else pictures, 16)

@@ -7,7 +7,8 @@ digests of the others, so a folder with a matching result.json is whole.
 
 A run is computed in one process, unless the environment variable COMPANION_LAUNCH holds a launcher that starts several,
 on this machine (`torchrun --nproc-per-node 4`) or on more (`srun --nodes 2 torchrun --nnodes 2 --nproc-per-node 4
---rdzv-backend c10d --rdzv-endpoint HOST:29500`). How many compute a run changes the order of its sums and nothing else,
+--rdzv-backend c10d --rdzv-endpoint HOST:29500`). How many compute a run changes the order of its sums, and what each draws
+for its own images where the recipe draws while training (mixup, CutMix, drop path, masks, crops): the run is as valid,
 so the hash does not cover it; the provenance names the launcher.
 """
 
@@ -17,6 +18,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import resource
 import shlex
 import shutil
@@ -88,6 +90,32 @@ def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
         _compute(*zip(*missing), workers, report)
     finished = {name: job.load() for name, (job, _) in unique.items()}
     return [finished[job.hash] for job in jobs]
+
+
+def on_device(device: str, function: Callable, *arguments: object) -> object:
+    """Return what `function` does with `arguments`: on a CPU called here, on a GPU in a process of its own.
+
+    So the calling process, a notebook's, never holds CUDA. Function, arguments and result must be picklable; tensors
+    travel from and to the CPU. Raises what the function raises, and InputError where the process was killed.
+    """
+    if device == "cpu":
+        return function(*arguments)
+    content = pickle.dumps((function, arguments))  # left to the pool, each tensor would hold a file descriptor
+    others = set(multiprocessing.active_children())
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start_worker) as pool:
+        try:
+            return pool.submit(_call, content).result()
+        except BrokenProcessPool as error:
+            raise InputError("the process that computes on the GPU was killed (out of memory?); run this again") from error
+        except KeyboardInterrupt:
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()  # or the pool would wait for it
+            raise
+
+
+def _call(content: bytes) -> object:
+    function, arguments = pickle.loads(content)
+    return function(*arguments)
 
 
 def table(runs: Sequence[Run]) -> pandas.DataFrame:

@@ -8,7 +8,7 @@ the paper: it crosses their scalings with Token Graying (arXiv 2505.01996) and t
 import copy
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pandas
 import torch
@@ -165,6 +165,14 @@ def tune(configure: Configure, rates: Sequence[float], seeds: Sequence[int], **s
     return [run for run in found if run.config.learning_rate == best]
 
 
+def place_in_grid(rate: float, rates: Collection[float]) -> str:
+    """Say where a learning rate lies among those tried: at an edge, what lies beyond might be better."""
+    if len(rates) == 1:
+        return "the only one tried"
+    edges = {max(rates): "the largest tried", min(rates): "the smallest tried"}
+    return edges.get(rate, "not at the edge of those tried")
+
+
 def compare(configure: Configure, rates: Sequence[float], seeds: Sequence[int], *, respecting: bool = False,
             **store: object) -> dict[str, list[Run]]:
     """Train every arm at the learning rate that `tune` finds for the plain one; return each arm's runs, one a seed.
@@ -210,6 +218,15 @@ def learned(model: nn.Module) -> pandas.DataFrame:
     if not rows:
         raise InputError(f"this {type(model).__name__} has no scaling")
     return pandas.DataFrame(rows)
+
+
+def moved(scores: pandas.DataFrame, arms: Mapping[str, Sequence[Run]], model: str) -> str:
+    """Say how far a model's scalings moved from 0, on average, and how far apart its arms score: `scores` and `compare`."""
+    apart = scores[scores.model == model].groupby("seed").final_test_top1.agg(lambda top1: top1.max() - top1.min())
+    scales = pandas.concat([learned(run.load_model()) for arm, found in arms.items() if arm != "plain" for run in found])
+    sizes = scales.value.abs().groupby(scales.scale, sort=False).mean()
+    return (f"{model}: mean " + ", ".join(f"|{scale}| {size:.2g}" for scale, size in sizes.items())
+            + f"; with the same seed its {len(arms)} arms lie at most {apart.max():.2f} points apart")
 
 
 def learned_statistics(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -295,8 +312,13 @@ def step_costs(models: Mapping[str, nn.Module], images: Tensor, device: str, rou
     """Time a training step (forward, backward, AdamW) of every model in turn: a row per model.
 
     Columns: `ms`, the median over `rounds`; `ratio`, the median over rounds of its time over the first model's; and
-    `kept_mb` as `kept_for_backward` counts. On a CPU one thread's processor time.
+    `kept_mb` as `kept_for_backward` counts. On a CPU one thread's processor time. A GPU's process gets copies of the
+    models, which must be picklable: those with both skips are.
     """
+    return runs.on_device(device, _step_costs, models, images, device, rounds)
+
+
+def _step_costs(models: Mapping[str, nn.Module], images: Tensor, device: str, rounds: int) -> pandas.DataFrame:
     images = images.to(device)
     models = {name: model.to(device).train() for name, model in models.items()}
     kept = {name: kept_for_backward(model, images) for name, model in models.items()}
@@ -326,6 +348,7 @@ NAMES = {"dct": "DCT graying", "svd": "SVD graying", "svd_fast": "fast SVD grayi
          "featscale": "FeatScale", "skipless": "skipless init"}
 MEASURES = {"top1": "top-1 (%)", "log_kappa": "ln κ of SAB outputs", "hc_share": "HC share (%)",
             "similarity": "token similarity"}
+SKIPS = {"both": "both skips", "no_sab": "no SAB skip", "no_ffn": "no FFN skip", "none": "no skips"}
 SURE = 2.0  # standard deviations that a difference must exceed
 
 
@@ -386,10 +409,31 @@ def adding_up(comparison: pandas.DataFrame, sd: float) -> pandas.DataFrame:
     one = SURE * sd / grouped.size() ** 0.5
     excess, margin = mean.gain - mean.parts, one * mean.spread
     counts = pandas.DataFrame({
-        "more than the sum": excess > margin, "like the sum": excess.abs() <= margin,
+        "more than the sum": excess > margin, "not told from the sum": excess.abs() <= margin,
         "less than the sum": excess < -margin, "better than the best alone": mean.gain - mean.best > one * math.sqrt(2),
         "combinations": True})
     return counts.groupby(level="skip", sort=False).sum()
+
+
+def supported(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float) -> list[str]:
+    """Say what `single_effects` and `together` support of top-1, and from how many points on, `sd` being that of one run."""
+    if not sd:
+        return ["the noise of a run is not known, so nothing can be told from it: give more than one seed"]
+    one = SURE * sd / comparison.seed.nunique() ** 0.5
+    alone = one * math.sqrt(2)
+    margins = {names.count(" + ") + 1: one * spread for names, spread in zip(comparison.cures, comparison.spread)}
+    lines = [f"{comparison.seed.nunique()} seed(s), sd of one run {sd:.1f} points: noise hides gains up to {alone:.1f} points, "
+             "and distances from the sum up to " + ", ".join(f"{margin:.1f} ({cures} cures)" for cures, margin in sorted(margins.items()))]
+    for skip, rows in comparison.groupby("skip", sort=False):
+        single = effects[effects["skip"] == skip].groupby("cure", sort=False).top1.mean()
+        mean = rows.groupby("cures", sort=False)[["gain", "parts", "best", "spread"]].mean()
+        beyond, ahead = single[single.abs() > alone], mean[mean.gain - mean.best > alone]
+        neither = ((mean.gain - mean.parts).abs() <= one * mean.spread) & ((mean.gain - mean.best).abs() <= alone)
+        lines += [f"{SKIPS[skip]}: beyond noise alone: " + (", ".join(f"{cure} {gain:+.1f}" for cure, gain in beyond.items()) or "no cure"),
+                  "  better together than the best alone, beyond noise: " + ("; ".join(ahead.index) or f"none of {len(mean)}"),
+                  f"  told neither from the sum nor from the best alone: {neither.sum()} of {len(mean)}, of which these runs do "
+                  "not say whether the cures add up"]
+    return lines
 
 
 def _cells(table: pandas.DataFrame) -> list[tuple[str, int, tuple[str, ...]]]:
