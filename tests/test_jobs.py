@@ -70,10 +70,19 @@ def test_a_failed_job_is_named_with_its_log_and_its_last_words(tmp_path, monkeyp
     executed(tmp_path / "gpu" / "shares" / "01_skip_removal.2.failed.ipynb")
     (tmp_path / "gpu" / "logs").mkdir()
     (tmp_path / "gpu" / "logs" / "03_low_pass.log").write_text("one\ntwo\n\nthree\nfour: no space left\n")
-    first, second = sorted(jobs.failures("gpu"), reverse=True)
+    (tmp_path / "gpu" / "logs" / "04_bounds.log").write_text("killed\n")  # before its first cell
+    executed(tmp_path / "gpu" / "05_anti_oversmoothing.ipynb")
+    (tmp_path / "gpu" / "logs" / "05_anti_oversmoothing.log").write_text("done\n")
+    unsaved, first, second = sorted(jobs.failures("gpu"), reverse=True)
+    assert unsaved.startswith("04_bounds (gpu) failed") and unsaved.endswith("no cell of its notebook was executed\n    killed")
     assert first.startswith("03_low_pass (gpu) failed; its log is ") and "logs/03_low_pass.log" in first
     assert first.endswith("\n    two\n    three\n    four: no space left") and "one" not in first.partition("\n")[2]
     assert second.startswith("01_skip_removal.2 (gpu) failed") and second.endswith("it said nothing")
+
+
+def notebook(source):
+    cell = {"cell_type": "code", "id": "a", "source": source, "metadata": {}, "outputs": [], "execution_count": None}
+    return json.dumps(NOTEBOOK | {"cells": [cell]})
 
 
 NOTEBOOK = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}}
@@ -90,6 +99,7 @@ CHANGES = [
     ("requirements.lock", "torch==2.14.1\npip==2\n", set()),
     ("notebooks/presets/smoke/01_one.yaml", "x: 2\n", {"01_one", "00_overview"}),
     ("data/claims.yaml", "claims: {one: {notebook: 02_two}}\n", {"02_two", "00_overview"}),
+    ("notebooks/02_two.ipynb", notebook("from lib import b; b"), {"02_two", "00_overview"}),
 ]
 
 
@@ -103,8 +113,7 @@ def project(tmp_path_factory):
     for name, text in PROJECT.items():
         files.write(root / name, text)
     for name, source in (("00_overview", "1"), ("01_one", "from lib import a"), ("02_two", "from lib import b")):
-        cell = {"cell_type": "code", "id": "a", "source": source, "metadata": {}, "outputs": [], "execution_count": None}
-        files.write(root / f"notebooks/{name}.ipynb", json.dumps(NOTEBOOK | {"cells": [cell]}))
+        files.write(root / f"notebooks/{name}.ipynb", notebook(source))
     snakefile = (root / "Snakefile").read_text()
     files.write(root / "Snakefile", snakefile.replace("{sys.executable} -m lib.companion.workflow execute",
                                                       "echo {output} > {output}; echo"))

@@ -44,6 +44,7 @@ def test_what_yaml_spells_differently_is_coerced(given, value):
 @pytest.mark.parametrize("given, message", [
     ({"epoch": 3}, "unknown parameter 'epoch'; did you mean 'epochs'?"),
     ({"epochs": 0}, "epochs is 0; allowed: at least 1, nearest: 1"),
+    ({"seeds": "[0, 1"}, "seeds is '[0, 1', which is no list[int] in YAML, such as [0, 1]"),
     ({"epochs": 2.5}, "epochs is 2.5, a float; it must be of type int"),
     ({"epochs": True}, "epochs is True, a bool; it must be of type int"),
     ({"epochs": "3"}, "epochs is '3', a str; it must be of type int"),

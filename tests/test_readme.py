@@ -34,6 +34,8 @@ RUN = {
     "make gpu-check": "make --dry-run gpu-check && .venv/bin/python -m workflow.gpu_check --help",
     "make plan": "make plan", "make batch": "make --dry-run batch", "make cluster": "make --dry-run cluster",
     "make report": "make --dry-run report",
+    "make test-fast": "make --dry-run test-fast", "make nightly": "make --dry-run nightly", "make check": "make --dry-run check",
+    "make test-browser": "make --dry-run test-browser && .venv/bin/python -m pytest --collect-only -q tests/test_browser.py",
     "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
 }
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -200,7 +201,7 @@ def test_cures_that_add_up_are_found_to():
     assert len(comparison) == 8 and (comparison.gain == comparison.parts).all()
     assert comparison.spread.tolist()[:4] == [2, 2, 2, pytest.approx(8**0.5)]
     counts = scaling_survey.adding_up(comparison, 0.1)
-    assert counts["like the sum"].tolist() == [4, 4] and counts["better than the best alone"].tolist() == [4, 4]
+    assert counts["not told from the sum"].tolist() == [4, 4] and counts["better than the best alone"].tolist() == [4, 4]
 
 
 def test_cures_that_do_the_same_thing_are_found_to():
@@ -209,7 +210,40 @@ def test_cures_that_do_the_same_thing_are_found_to():
     assert (comparison.gain == comparison.best).all()
     counts = scaling_survey.adding_up(comparison, 0.1)
     assert counts["less than the sum"].tolist() == [4, 4] and counts["better than the best alone"].tolist() == [0, 0]
-    assert scaling_survey.adding_up(comparison, 10.0)["like the sum"].tolist() == [4, 4]  # lost in the noise
+    assert scaling_survey.adding_up(comparison, 10.0)["not told from the sum"].tolist() == [4, 4]  # lost in the noise
+
+
+def test_what_the_factorial_supports_is_said_from_the_noise_up():
+    tables = {name: factorial(lambda skip, cures: 50 + worth([WORTH[cure] for cure in cures])) for name, worth in
+              (("add", sum), ("same", lambda parts: max(parts, default=0)))}
+    said = {(name, sd): "\n".join(scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), sd))
+            for name, table in tables.items() for sd in (0.1, 1.0, 100.0)}
+    assert "gains up to 2.8 points" in said["add", 1.0] and "up to 4.0 (2 cures), 5.7 (3 cures)" in said["add", 1.0]
+    assert "no SAB skip: beyond noise alone: skipless init +10.0, AttnScale +3.0" in said["add", 1.0]
+    assert "; DCT graying + AttnScale" in said["add", 0.1] and "best alone: 0 of 4" in said["add", 0.1]
+    assert "beyond noise: none of 4" in said["same", 0.1] and "best alone: 0 of 4" in said["same", 0.1]
+    assert "no cure" in said["add", 100.0] and "best alone: 4 of 4" in said["add", 100.0]
+    table = tables["add"]
+    assert "not known" in scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), 0.0)[0]
+
+
+def test_the_place_of_a_rate_in_its_grid():
+    assert [scaling_survey.place_in_grid(rate, [1e-3, 3e-3, 1e-2]) for rate in (1e-3, 3e-3, 1e-2)] == [
+        "the smallest tried", "not at the edge of those tried", "the largest tried"]
+    assert scaling_survey.place_in_grid(1e-3, [1e-3]) == "the only one tried"
+
+
+def test_how_far_scalings_moved():
+    models = {"AttnScale": small("cait", "attnscale"), "FeatScale": small("cait", "featscale")}
+    with torch.no_grad():
+        for model in models.values():
+            for name, parameter in scaling_parameters(model).items():
+                parameter.fill_({"s": -0.25, "t": 0.125}.get(name.rpartition(".")[2], 0.5))
+    arms = {"plain": []} | {arm: [SimpleNamespace(load_model=lambda model=model: model)] for arm, model in models.items()}
+    scores = pandas.DataFrame([{"model": model, "seed": seed, "final_test_top1": 50 + seed * gain} for model in "ab" for seed in (0, 1)
+                               for gain in ((0, 0.5) if model == "a" else (0, 9))])
+    assert scaling_survey.moved(scores, arms, "a") == (
+        "a: mean |ω| 0.5, |s| 0.25, |t| 0.12; with the same seed its 3 arms lie at most 0.50 points apart")
 
 
 def test_the_spread_of_gain_minus_parts():

@@ -74,6 +74,9 @@ def test_the_report_measures_what_it_says():
             maps.append(e / e.sum(axis=1, keepdims=True))
             margins.append(np.diag(logits) - np.where(np.eye(len(logits)), -np.inf, logits).max(axis=1))
     row = table.iloc[0]
+    products = np.stack([w_q[:, columns] @ w_k[:, columns].T for columns in (slice(0, 8), slice(8, 16))])
+    assert row.qk_diagonal == pytest.approx(np.mean([np.diag(product) for product in products]))
+    assert row.qk_spread == pytest.approx(products[:, ~np.eye(d, dtype=bool)].std(ddof=1))
     assert row.weight == pytest.approx(np.mean([np.diag(attn) for attn in maps]))
     assert row.dominant == pytest.approx(100 * np.mean(np.array(margins) > 0)) and row.margin == pytest.approx(np.mean(margins))
     kappas = sorted(np.log10(np.linalg.cond(attn)) for attn in maps)
@@ -116,9 +119,14 @@ def test_only_shared_out_triples_add_up_to_the_target():
     table = skipless_survey.query_key_distances(INIT, 16, 2, [0, 1])
     assert list(table.index) == list(skipless_survey.READINGS)[:3]
     assert table.loc["triples shared out", "all heads"] < 1e-8 < table.loc["a Z for each head", "all heads"]
-    assert table["one head"].between(0, 1).all() and table.loc["one Z for all heads", "all heads"] > 0.5
+    assert table["each head"].between(0, 1).all() and table.loc["one Z for all heads", "all heads"] > 0.5
     whole = skipless_survey.query_key_distances(INIT, 16, 1, [0])
-    assert (whole["one head"] < 1e-8).all()  # a single head of full width holds all of it
+    assert (whole["each head"] < 1e-8).all()  # a single head of full width holds all of it
+    torch.manual_seed(0)
+    targets = [2.0 / 4 * torch.randn(16, 16, dtype=torch.float64).numpy() + 0.6 * np.eye(16) for _ in range(2)]
+    least = [np.linalg.norm(np.linalg.svd(target, compute_uv=False)[8:]) / np.linalg.norm(target) for target in targets]
+    own = skipless_survey.query_key_distances(INIT, 16, 2, [0]).loc["a Z for each head"]
+    assert own["each head"] == pytest.approx(np.mean(least))  # every head holds the best part of rank 8 of its own
 
 
 def test_cases_of_the_initialisation():
@@ -147,6 +155,35 @@ def test_curves_hold_steps_and_seconds(tmp_path):
 def test_the_untrained_score_is_that_of_a_run_that_moves_nothing(tmp_path):
     config = dataclasses.replace(DINO, epochs=1, learning_rate=1e-30, minimum_learning_rate=0.0)
     assert skipless_survey.untrained_top1(config) == dino.distil(config, tmp_path)["validation_top1"]
+
+
+def test_what_pre_training_did_to_the_neighbours_is_said():
+    table = pandas.DataFrame([{"optimizer": "adamw", "skip": skip, "depth": depth, "validation_top1": 40.0 + depth + seed, "untrained_top1": 50.0}
+                              for skip, depths in (("both", [8]), ("none", [6, 8])) for depth in depths for seed in (0, 1)])
+    others = table.assign(optimizer="soap", validation_top1=0.0)
+    assert skipless_survey.neighbours(pandas.concat([table, others]), "adamw", 6) == (
+        "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before")
+
+
+def test_what_each_arm_scores_at_its_own_rate_is_said():
+    table = pandas.DataFrame([{"arm": arm, "optimizer": "soap", "learning_rate": rate, "validation_top1": top1, "test_top1": top1 + 1}
+                              for arm, scores in {"skips": (40, 50, 60), "default": (30, 20, 10), "init": (30, 35, 15)}.items()
+                              for rate, top1 in zip((1e-3, 3e-3, 1e-2), scores)])
+    assert skipless_survey.own_rates(table, {"soap": 1e-2}, {"default": "bare", "init": "ours"}, {"soap": "SOAP"}) == [
+        "SOAP: the arm with skips is best at 0.01, the largest tried",
+        "  bare: 11.0 % there; at its own best, 0.001 (the smallest tried), 31.0 %",
+        "  ours: 16.0 % there; at its own best, 0.003 (not at the edge of those tried), 36.0 %",
+        "  so this init adds +5.0 points at the rate of the verdicts, and +5.0 where each arm has its own"]
+
+
+def test_the_best_reading_is_compared_with_the_chosen_one():
+    scores = {skipless_survey.CHOSEN: (40.0, 42.0), "MLP orthogonal": (45.0, 45.0)}
+    table = pandas.DataFrame([{"reading": name, "seed": seed, "test_top1": top1} for name, both in scores.items() for seed, top1 in enumerate(both)])
+    assert skipless_survey.best_reading(table) == (
+        "of 2 readings the best is MLP orthogonal, 45.0 ± 0.0 %: +4.0 ± 1.4 points from the chosen one (a Z for each head, MLP scaled), "
+        "41.0 ± 1.4 %, over 2 seed(s)")
+    worse = table.assign(test_top1=table.test_top1.where(table.reading == skipless_survey.CHOSEN, 0.0))
+    assert "the chosen one (a Z for each head, MLP scaled) is best: 41.0 ± 1.4 %" in skipless_survey.best_reading(worse)
 
 
 def test_the_spread_is_over_all_settings_of_a_seed():

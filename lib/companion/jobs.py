@@ -93,13 +93,17 @@ def plan(preset: str) -> str:
 
 def failures(preset: str) -> list[str]:
     """Return a paragraph for every job of a preset that failed: its name, its log and the last lines of it."""
-    found = []
-    for unfinished in sorted((BUILD / preset).glob("**/*.failed.ipynb")):
-        name = unfinished.name.removesuffix(".failed.ipynb")
-        log = BUILD / preset / "logs" / f"{name}.log"
+    logs, found = BUILD / preset / "logs", []
+    outputs = {path.with_name(path.name.replace(".failed", "")) for path in (BUILD / preset).glob("**/*.failed.ipynb")}
+    started = [logs.parent / ("shares" if "." in log.stem else "") / f"{log.stem}.ipynb" for log in logs.glob("*.log")]
+    outputs |= {output for output in started if not output.exists()}  # a job's output is removed when it starts
+    for output in sorted(outputs):
+        name, unfinished = output.stem, output.with_suffix(".failed.ipynb")
+        log = logs / f"{name}.log"
         said = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
         last = "".join(f"\n    {line}" for line in said[-LAST_LINES:]) or "\n    it said nothing"
-        found.append(f"{name} ({preset}) failed; its log is {_relative(log)}, the notebook so far {_relative(unfinished)}{last}")
+        left = f"the notebook so far {_relative(unfinished)}" if unfinished.exists() else "no cell of its notebook was executed"
+        found.append(f"{name} ({preset}) failed; its log is {_relative(log)}, {left}{last}")
     return found
 
 

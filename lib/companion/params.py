@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import torch
 import yaml
 from IPython import get_ipython
 
@@ -154,6 +153,8 @@ def choice(*allowed: object) -> Rule:
 
 def device(name: str) -> str:
     """Turn 'auto' into the GPU if there is one, else the CPU. Raises InputError where a GPU is asked for in vain."""
+    import torch  # the workflow imports this module for each of its jobs, and does not need torch
+
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -168,7 +169,10 @@ def _each(value: object) -> list:
 def _coerce(name: str, value: object, kind: str) -> object:
     """Convert `value` to the declared type where nothing is lost; refuse it in words otherwise."""
     if isinstance(value, str) and (kind == "dict" or kind.startswith("list[")):
-        value = yaml.safe_load(value)  # papermill -p passes lists and dicts as text
+        try:
+            value = yaml.safe_load(value)  # papermill -p passes lists and dicts as text
+        except yaml.YAMLError as error:
+            raise InputError(f"{name} is {value!r}, which is no {kind} in YAML, such as [0, 1] or {{a: 1}}") from error
     if kind.startswith("list["):
         if not isinstance(value, list):
             raise InputError(f"{name} is {value!r}; it must be a list: {kind}")

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from lib.companion.figures import PALETTE
 from lib.companion.layers import bands
-from lib.companion.scaling_survey import CURES, MEASURES, NAMES
+from lib.companion.scaling_survey import CURES, MEASURES, NAMES, SKIPS
 
 COLOURS = {"plain": "0.45", "AttnScale": PALETTE[0], "AttnScale, respecting": PALETTE[2], "FeatScale": PALETTE[1]}
 LEVELS = {"none": "none", **NAMES}
-SKIPS = {"both": "both skips", "no_sab": "no SAB skip", "no_ffn": "no FFN skip", "none": "no skips"}
 
 
 def gains(table: pandas.DataFrame) -> Figure:

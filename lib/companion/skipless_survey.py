@@ -4,6 +4,7 @@ Cutting the Skip (arXiv 2510.00345). For timm's ViTs; everything is computed in 
 tokens as the model's own blocks hand them on. Biases are left out of the Jacobian (they are zero at initialisation).
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.linalg import matrix_norm
 from lib.companion import layers, ledger
 from lib.companion.ledger import Measurement
 from lib.companion.runs import Run
+from lib.companion.scaling_survey import place_in_grid
 from lib.companion.surveys import Draws
 from lib.models import create_model
 from lib.models.skipless import SkiplessInit, query_key
@@ -30,6 +32,7 @@ DIFFERENCE = 1e-6  # relative, above which a formula of the Jacobian counts as v
 ORTHOGONAL = 1 + 1e-5  # kappa above which W_V W_O does not count as orthogonal
 READINGS = {"a Z for each head": {}, "one Z for all heads": {"heads": "shared"}, "triples shared out": {"heads": "split"},
             "MLP orthogonal": {"mlp": "orthogonal"}, "MLP as in timm": {"mlp": "default"}}  # fmt: skip
+CHOSEN = next(iter(READINGS))  # what SkiplessInit does by default, its MLP scaled
 
 # --- The formulas -----------------------------------------------------------------------------------------------------
 
@@ -119,11 +122,18 @@ def jacobian(block: Block, z: Tensor, skip: bool) -> Tensor:
     return k + torch.eye(len(k), dtype=k.dtype) if skip else k
 
 
+def head_products(w_q: Tensor, w_k: Tensor, heads: int) -> Tensor:
+    """Return every head's W_Q W_Kᵀ: (h, d, d)."""
+    return torch.stack([q @ k.mT for q, k in zip(w_q.chunk(heads, dim=1), w_k.chunk(heads, dim=1), strict=True)])
+
+
 @torch.no_grad()
 def report(model: nn.Module, images: Tensor, tokens: int = 17, jacobians: bool = True) -> pandas.DataFrame:
     """Return a row per block of what its weights and its attention on `images` are like.
 
     `kappa_vo`      kappa of W_V W_O
+    `qk_diagonal`   the mean diagonal entry of the heads' W_Q W_Kᵀ; that of αZ + βI is β
+    `qk_spread`     the standard deviation of their other entries; that of αZ + βI is α/√d
     `dominant`      percent of the rows of all logits whose diagonal entry is the largest
     `margin`        the diagonal entry of the logits minus the largest other one of its row, mean
     `weight`        the diagonal entry of A, mean over rows, heads and images
@@ -137,8 +147,10 @@ def report(model: nn.Module, images: Tensor, tokens: int = 17, jacobians: bool =
         maps = torch.softmax(logits, dim=-1)
         eye = torch.eye(logits.shape[-1], dtype=torch.bool)
         margin = logits.diagonal(dim1=-2, dim2=-1) - logits.masked_fill(eye, -torch.inf).amax(dim=-1)
-        kappa = condition_number(maps).log10()
+        kappa, products = condition_number(maps).log10(), head_products(w.w_q, w.w_k, w.heads)
+        others = ~torch.eye(products.shape[-1], dtype=torch.bool)
         row = {"block": number, "kappa_vo": float(condition_number(w.w_v @ w.w_o)),
+               "qk_diagonal": float(products.diagonal(dim1=-2, dim2=-1).mean()), "qk_spread": float(products[:, others].std()),
                "dominant": 100 * float((margin > 0).double().mean()), "margin": float(margin.mean()),
                "weight": float(maps.diagonal(dim1=-2, dim2=-1).mean()), "log10_kappa_a": float(kappa.median()),
                "infinite": int(kappa.isinf().sum())}
@@ -153,8 +165,9 @@ def report(model: nn.Module, images: Tensor, tokens: int = 17, jacobians: bool =
 def query_key_distances(settings: dict, d: int, heads: int, seeds: Sequence[int]) -> pandas.DataFrame:
     """Return how far each head's W_Q W_Kᵀ, of rank d/heads, is from the αZ + βI it is drawn for: a row per reading.
 
-    `one head` is ‖W_Q^h W_K^hᵀ − (αZ + βI)‖_F/‖αZ + βI‖_F, `all heads` the same of the heads' sum, and `diagonal` the
-    mean diagonal entry of a head's product over β. The first head's Z is what the target is drawn with.
+    `each head` is ‖W_Q^h W_K^hᵀ − (αZ + βI)‖_F/‖αZ + βI‖_F, `all heads` the same of the heads' sum, and `diagonal` the
+    mean diagonal entry of a head's product over β; means over heads and seeds. Z, drawn again, is the head's own where
+    each has one.
     """
     rows = []
     for name, changes in READINGS.items():
@@ -163,13 +176,14 @@ def query_key_distances(settings: dict, d: int, heads: int, seeds: Sequence[int]
         init = SkiplessInit(**{**settings, **changes})
         for seed in seeds:
             torch.manual_seed(seed)
-            target = init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64)
-            target.diagonal().add_(init.beta)
+            eye = torch.eye(d, dtype=torch.float64)
+            targets = [init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64) + init.beta * eye
+                       for _ in range(heads if init.heads == "own" else 1)]
             torch.manual_seed(seed)
-            w_q, w_k = query_key(init, d, heads)
-            first = w_q[:, : d // heads] @ w_k[:, : d // heads].mT
-            rows.append({"reading": name, "one head": _apart(first, target), "all heads": _apart(w_q @ w_k.mT, target),
-                         "diagonal": float(first.diagonal().mean()) / init.beta})
+            products = head_products(*query_key(init, d, heads), heads)
+            rows += [{"reading": name, "each head": _apart(product, target), "all heads": _apart(products.sum(dim=0), target),
+                      "diagonal": float(product.diagonal().mean()) / init.beta}
+                     for product, target in zip(products, itertools.cycle(targets))]
     return pandas.DataFrame(rows).groupby("reading", sort=False).mean()
 
 
@@ -275,6 +289,49 @@ def untrained_top1(config: dino.DinoConfig) -> float:
         features, labels = zip(*[(vit(images), classes) for _, (images, classes) in batches])
         parts += [torch.cat(features), torch.cat(labels)]
     return dino.neighbour_top1(*parts)
+
+
+def neighbours(table: pandas.DataFrame, optimizer: str, depth: int) -> str:
+    """Say what DINO did to the nearest neighbours' top-1, mean over seeds: with skips, and without at `depth` blocks.
+
+    `table` has a row per run: those of `runs.table`, and `untrained_top1`.
+    """
+    rows, parts = table[table.optimizer == optimizer], []
+    for title, chosen in {"DINO with skips": rows["skip"] == "both",
+                          f"without, {depth} blocks": (rows["skip"] == "none") & (rows.depth == depth)}.items():
+        after, before = rows[chosen][["validation_top1", "untrained_top1"]].mean()
+        parts.append(f"{title}: k-NN {after:.1f} % after pre-training, {before:.1f} % before")
+    return "; ".join(parts)
+
+
+def own_rates(table: pandas.DataFrame, best: Mapping[str, float], arms: Mapping[str, str], optimizers: Mapping[str, str]) -> list[str]:
+    """Say of each optimiser where its `best` rate lies, and what the arms without skips score there and at their own best.
+
+    `table` has a row per arm, optimiser and learning rate; an arm's own best has the highest validation top-1.
+    """
+    lines, tried = [], set(table.learning_rate)
+    for optimizer, title in optimizers.items():
+        rows = table[table.optimizer == optimizer]
+        there = rows[rows.learning_rate == best[optimizer]].set_index("arm").test_top1
+        own = rows.loc[rows.groupby("arm").validation_top1.idxmax()].set_index("arm")
+        lines.append(f"{title}: the arm with skips is best at {best[optimizer]:g}, {place_in_grid(best[optimizer], tried)}")
+        lines += [f"  {arms[arm]}: {there[arm]:.1f} % there; at its own best, {own.learning_rate[arm]:g} "
+                  f"({place_in_grid(own.learning_rate[arm], tried)}), {own.test_top1[arm]:.1f} %" for arm in ("default", "init")]
+        lines.append(f"  so this init adds {there['init'] - there['default']:+.1f} points at the rate of the verdicts, and "
+                     f"{own.test_top1['init'] - own.test_top1['default']:+.1f} where each arm has its own")
+    return lines
+
+
+def best_reading(table: pandas.DataFrame) -> str:
+    """Say which reading has the highest mean test top-1, and by how much: columns reading, seed and test_top1."""
+    scores = table.pivot(index="seed", columns="reading", values="test_top1")
+    best = scores.mean().idxmax()
+    words = {name: "{:.1f} ± {:.1f} %".format(*ledger.mean_sd(scores[name])) for name in (best, CHOSEN)}
+    if best == CHOSEN:
+        return f"of {len(scores.columns)} readings the chosen one ({CHOSEN}, MLP scaled) is best: {words[best]}"
+    ahead = "{:+.1f} ± {:.1f} points".format(*ledger.mean_sd(scores[best] - scores[CHOSEN]))
+    return (f"of {len(scores.columns)} readings the best is {best}, {words[best]}: {ahead} from the chosen one "
+            f"({CHOSEN}, MLP scaled), {words[CHOSEN]}, over {len(scores)} seed(s)")
 
 
 def spread(table: pandas.DataFrame) -> pandas.Series:
