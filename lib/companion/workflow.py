@@ -21,7 +21,7 @@ from pathlib import Path
 import nbformat
 
 from lib import files
-from lib.companion import fingerprint, jobs, ledger
+from lib.companion import fingerprint, jobs
 from lib.companion.fingerprint import notebook_path, preset_path
 from lib.errors import InputError, run_command
 
@@ -67,6 +67,8 @@ def execute(notebook: str, preset: str, output: Path) -> None:
 
 def publish() -> str:
     """Put the executed quick notebooks and the ledger where readers look; return what to tell the user."""
+    from lib.companion import ledger  # it needs pandas, which the jobs that execute a notebook can do without
+
     for notebook in fingerprint.notebooks():
         _publish_notebook(notebook)
     files.write(README, _current_readme())
@@ -98,6 +100,8 @@ def _publish_notebook(notebook: str) -> None:
 
 
 def _ledger_digest(notebook: str) -> str | None:
+    from lib.companion import ledger
+
     path = ledger.LEDGER / "quick" / f"{notebook}.json"
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
@@ -141,6 +145,8 @@ def benchmark(name: str) -> str:
 def _current_readme() -> str:
     """Return README.md with the ledger and the benchmarks as they are stored."""
     text = README.read_text()
+    from lib.companion import ledger
+
     blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True))]
     for name, (start, end) in SHOWN.items():
         stored = BENCHMARKS / "results" / f"{name}.md"
