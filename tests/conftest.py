@@ -1,6 +1,7 @@
 """Settings of every test: one CPU thread, a run store of its own, no network."""
 
 import os
+import subprocess
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
 
@@ -12,6 +13,24 @@ torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a function that gives a folder file system of its own, in memory, or mounts it anew with other options."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options):
+        again = "remount," if folder.is_mount() else ""
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture

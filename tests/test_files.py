@@ -5,6 +5,8 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,47 @@ def test_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, step):
         files.write(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_disk_that_is_full_or_read_only_keeps_the_old_file_and_says_so(disk):
+    folder = disk("size=64k")
+    path = folder / "file.txt"
+    files.write(path, "old")
+    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: No space left on device"):
+        files.write(path, b"x" * 100_000)
+    assert path.read_text() == "old" and os.listdir(folder) == ["file.txt"]
+    disk("ro")
+    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: Read-only file system"):
+        files.write(path, "new")
+    with pytest.raises(files.StorageError, match="cannot write .*more: Read-only file system"):
+        files.write(folder / "more" / "file.txt", "new")
+    disk("rw,size=1m")
+    files.write(path, "new")
+    assert path.read_text() == "new" and os.listdir(folder) == ["file.txt"]
+
+
+def test_a_folder_without_permission_keeps_the_old_file_and_says_so(as_nobody):
+    path = as_nobody / "kept" / "file.txt"
+    assert os.geteuid()
+    for target, named in ((path, r"file\.txt"), (path.parent / "more" / "file.txt", "more")):
+        with pytest.raises(files.StorageError, match=f"cannot write .*{named}: Permission denied"):
+            files.write(target, "new")
+    assert path.read_text() == "old" and os.listdir(path.parent) == ["file.txt"]
+
+
+@pytest.fixture
+def as_nobody():
+    """Be a user without privileges; return a folder with kept/file.txt that this user may read and not change."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, me = Path(name), os.geteuid()
+        files.write(folder / "kept" / "file.txt", "old")
+        folder.chmod(0o755)
+        (folder / "kept").chmod(0o555)
+        if me == 0:
+            os.seteuid(65534)
+        yield folder
+        os.seteuid(me)
+        (folder / "kept").chmod(0o755)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

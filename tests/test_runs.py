@@ -171,6 +171,17 @@ def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeyp
     assert load_or_run()[0].result["test_top1"] > 0
 
 
+@pytest.mark.parametrize("options, reason", [("size=48k", "No space left on device"), ("ro", "Read-only file system")])
+def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(disk, monkeypatch, options, reason):
+    folder = disk(options)
+    monkeypatch.setenv("COMPANION_RUNS", str(folder / "runs"))
+    with pytest.raises(files.StorageError, match=f"cannot write .*: {reason}; free space there, or set COMPANION_RUNS"):
+        load_or_run()
+    assert not list(folder.rglob("*.tmp"))
+    disk("rw,size=20m")
+    assert load_or_run()[0].result["test_top1"] > 0
+
+
 def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPANION_RUNS", str(tmp_path / "file" / "runs"))
