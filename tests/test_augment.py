@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from standin import picture
 
-from lib.transforms.augment import RECIPE, crop_flip, draw_crop_flip, imagenet_transform, normalise
+from lib.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 
 
 def batch(count=16, channels=3, height=9, width=7):
@@ -67,9 +68,27 @@ def test_normalise():
 
 
 def test_imagenet_recipe_is_deits():
-    transform = imagenet_transform(24, (0.5,) * 3, (0.25,) * 3)
+    transform = imagenet_transform("imagenet", 24, (0.5,) * 3, (0.25,) * 3)
     names = [type(step).__name__ for step in transform.transforms]
     assert {"RandomResizedCropAndInterpolation", "RandAugment", "Normalize", "RandomErasing"} <= set(names)
-    assert RECIPE["auto_augment"] == "rand-m9-mstd0.5-inc1" and RECIPE["re_prob"] == 0.25
+    assert RECIPES["imagenet"]["auto_augment"] == "rand-m9-mstd0.5-inc1" and RECIPES["imagenet"]["re_prob"] == 0.25
     image = transform(picture(1, 2, (40, 30)))
     assert image.shape == (3, 24, 24) and image.dtype == torch.float32
+
+
+def test_resized_crop_is_the_masked_autoencoders_and_changes_no_colour():
+    transform = imagenet_transform("resized_crop", 24, (0.0,) * 3, (1.0,) * 3)
+    names = [type(step).__name__ for step in transform.transforms]
+    assert names[:2] == ["RandomResizedCropAndInterpolation", "RandomHorizontalFlip"] and transform.transforms[0].scale == (0.2, 1.0)
+    assert not {"RandAugment", "ColorJitter", "RandomErasing"} & set(names)
+    red = Image.new("RGB", (40, 30), (200, 0, 0))
+    torch.testing.assert_close(transform(red), torch.tensor([200 / 255, 0, 0])[:, None, None].expand(3, 24, 24))
+
+
+@pytest.mark.parametrize("count, world", [(8, 1), (8, 2), (12, 3), (24, 4), (7, 2), (6, 2), (1, 3), (0, 2), (5, 5)])
+def test_shares_make_up_the_batch_and_keep_mixups_pairs_together_where_they_come_out_even(count, world):
+    parts = [share(torch.arange(count), (rank, world)).tolist() for rank in range(world)]
+    assert sorted(sum(parts, [])) == list(range(count)) and all(part == sorted(part) for part in parts)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    if count % (2 * world) == 0:
+        assert all(first + last == count - 1 for part in parts for first, last in zip(part, reversed(part)))

@@ -20,6 +20,8 @@ from PIL import Image
 from lib.errors import InputError
 from lib.training import data
 from lib.training.data import Resident, Streaming, load
+from lib.transforms.augment import share
+from lib.transforms.graying import TokenGraying
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -191,7 +193,8 @@ def test_shards_make_up_the_global_batches():
     parts = [split.batches(16, **settings, shard=(rank, 2)) for rank in (0, 1)]
     for batch, *halves in zip(whole, *parts, strict=True):
         for kind in (0, 1):  # images, augmented alike; labels
-            assert torch.equal(torch.stack([half[kind] for half in halves], 1).flatten(0, 1), batch[kind])
+            for rank, half in enumerate(halves):
+                assert torch.equal(half[kind], share(batch[kind], (rank, 2)))
     evaluated = [len(images_of(split, shard=(rank, 3))[1]) for rank in range(3)]
     assert sum(evaluated) == len(split)
     with pytest.raises(InputError, match="3 processes"):
@@ -249,7 +252,7 @@ def test_streaming_evaluates_on_the_same_batches(monkeypatch, folder):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("augment", ["crop_flip", "imagenet"])
+@pytest.mark.parametrize("augment", ["crop_flip", "imagenet", "resized_crop"])
 def test_workers_change_nothing(monkeypatch, streamed, folder, augment):
     split = load(folder, img_size=8).train
     runs = []
@@ -259,6 +262,15 @@ def test_workers_change_nothing(monkeypatch, streamed, folder, augment):
     assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
     other = images_of(split, train=True, seed=1, epoch=2, augment=augment)
     assert not torch.equal(runs[0][0], other[0])
+
+
+@pytest.mark.parametrize("method", ["svd", "dct"])
+def test_workers_gray_as_the_device_does(streamed, folder, method):
+    split, gray = load(folder, img_size=8).train, TokenGraying(method, 0.7, 4)
+    settings = {"train": True, "seed": 1, "epoch": 1, "augment": "resized_crop"}
+    plain, grayed = images_of(split, **settings)[0], images_of(split, **settings, transform=gray)[0]
+    torch.testing.assert_close(grayed, gray(plain), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(grayed, plain, atol=1e-2)
 
 
 def test_streaming_parquet_is_mapped_from_disk(monkeypatch, streamed, tmp_path):
@@ -417,6 +429,8 @@ def test_bad_augmentation():
         resident.batches(8, augment="imagenet")
     with pytest.raises(InputError, match="unknown augmentation 'cropflip'; did you mean 'crop_flip'"):
         resident.batches(8, augment="cropflip")
+    with pytest.raises(InputError, match="'crop_flip' leaves the workers nothing to transform.*imagenet, resized_crop"):
+        resident.batches(8, augment="crop_flip", transform=TokenGraying("svd", 0.7, 4))
 
 
 def test_folder_without_images(tmp_path):

@@ -6,13 +6,15 @@ import shlex
 import sys
 
 import pytest
+import test_dino
+import test_selfsupervised
 import torch
 from interruption import interrupted, weights
 from test_loop import TINY
 
-from lib.companion import runs
+from lib.companion import replay, runs
 from lib.errors import InputError
-from lib.training import loop
+from lib.training import dino, loop, selfsupervised
 
 TWO = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
 pytestmark = pytest.mark.slow
@@ -22,15 +24,17 @@ def but(**changes):
     return dataclasses.replace(TINY, **changes)
 
 
-def compute(monkeypatch, folder, launcher, configs):
+def compute(monkeypatch, folder, launcher, configs, function=loop.train):
     monkeypatch.setenv("COMPANION_RUNS", str(folder))
     monkeypatch.setenv("COMPANION_LAUNCH", launcher)
-    return runs.load_or_run(loop.train, configs, workers=0)
+    return runs.load_or_run(function, configs, workers=0)
 
 
 @pytest.mark.parametrize("changes", [{}, {"accumulation": 2, "augment": "crop_flip", "label_smoothing": 0.1},
                                      {"optimizer": "soap", "epochs": 2}, {"ema": 0.9, "graying": "svd", "epsilon": 0.7,
-                                                                          "graying_patch_size": 7}])
+                                                                          "graying_patch_size": 7},
+                                     {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "accumulation": 2,
+                                      "model_args": TINY.model_args | {"drop_path_rate": 0.3}}])
 def test_two_processes_train_as_one_does(tmp_path, monkeypatch, changes):
     config = but(test_images=99, **changes)  # an odd number: the processes' shares of the evaluation differ
     # In directions where gradients vanish, rounding decides SOAP's eigenbasis and the sign of its steps: weights go
@@ -52,6 +56,27 @@ def test_two_processes_train_as_one_does(tmp_path, monkeypatch, changes):
             torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=2 * exact)
     provenance = [json.loads((run.folder / "provenance.json").read_text())["launcher"] for run in (one, two)]
     assert provenance == [[], shlex.split(TWO)]
+    assert sorted(path.name for path in two.folder.iterdir()) == [
+        "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
+
+
+@pytest.mark.parametrize("function, config, loss", [
+    (selfsupervised.pretrain, test_selfsupervised.but(augment="crop_flip", accumulation=2, epochs=2), "validation_loss"),
+    (dino.distil, test_dino.but(epochs=2), "train_loss")], ids=["masked autoencoder", "DINO"])
+def test_two_processes_mask_and_crop_as_one_does(tmp_path, monkeypatch, function, config, loss):
+    one, = compute(monkeypatch, tmp_path / "one", "", [config], function)
+    two, = compute(monkeypatch, tmp_path / "two", TWO, [config], function)
+    for row, other in zip(one.history, two.history, strict=True):
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+        assert row[loss] == pytest.approx(other[loss], rel=1e-5)
+
+
+def test_two_processes_keep_the_attention_maps_once(tmp_path, monkeypatch):
+    one, = compute(monkeypatch, tmp_path / "one", "", [TINY], replay.train_and_watch)
+    two, = compute(monkeypatch, tmp_path / "two", TWO, [TINY], replay.train_and_watch)
+    assert len(one.history) == TINY.epochs + 1
+    for row, other in zip(one.history, two.history, strict=True):
+        torch.testing.assert_close(torch.tensor(row["attention"]), torch.tensor(other["attention"]), rtol=0, atol=2e-5)
     assert sorted(path.name for path in two.folder.iterdir()) == [
         "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -57,11 +58,14 @@ def test_the_plan_counts_what_is_to_do(tmp_path, monkeypatch):
     states = {name: jobs.state(name, "gpu") for name in fingerprint.notebooks()}
     assert (states[done], states[stale], states[failed], states["00_overview"]) == ("current", "stale", "failed", "missing")
     waiting = [jobs.need("gpu", name) for name, state in states.items() if state != "current"]
-    text = jobs.plan("gpu")
-    assert re.search(rf"{done} +current .* 1\.5\n", text)
-    assert f"{sum(need.minutes for need in waiting) / 60:.1f} hours one after the other" in text
-    assert f"{sum(need.shares * need.gpus * need.minutes for need in waiting) / 60:.0f} GPU hours" in text
-    assert f"{sum(need.disk for need in waiting):g} GB of disk" in text
+    seconds = dict.fromkeys(states, 7200.0)
+    text = jobs.plan("gpu", seconds, dict.fromkeys(states, 12))
+    assert re.search(rf"{done} +current .* 12 +30\.0 +2880 +1\.5\n", text)  # two hours on the GPUs of four jobs
+    hours = sum(2 / need.shares / max(need.gpus, need.cores if not need.gpus else 1) for need in waiting)
+    assert f"{hours:.1f} hours of training from an empty store (limits: {sum(need.minutes for need in waiting) / 60:.1f})" in text
+    assert f"{sum(2 for need in waiting if need.gpus):.0f} GPU hours; at most {sum(need.disk for need in waiting):g} GB of disk" in text
+    assert "more than its limit" in text and text.endswith("more than its limit: 00_overview; give it more in workflow/resources.yaml")
+    assert "more than its limit" not in jobs.plan("gpu", dict.fromkeys(states, 60.0), dict.fromkeys(states, 12))
 
 
 def test_a_failed_job_is_named_with_its_log_and_its_last_words(tmp_path, monkeypatch):
@@ -121,11 +125,11 @@ def project(tmp_path_factory):
     return root
 
 
-def snakemake(root, *more):
+def snakemake(root, *more, status=0):
     """Run the workflow; return the notebooks whose jobs were run."""
     done = subprocess.run([sys.executable, "-m", "snakemake", "--cores", "1", "--nolock", "--rerun-triggers", "params", "input",
                            "mtime", "--config", "preset=smoke", *more], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return {line.split("notebook=")[1].strip() for line in (done.stdout + done.stderr).splitlines() if "notebook=" in line}
 
 
@@ -143,6 +147,30 @@ def test_a_change_redoes_what_depends_on_it_and_nothing_else(project, name, text
         assert snakemake(project, "--dry-run") == redone
     finally:
         files.write(project / name, before)
+
+
+JOB = """
+[ $1 != 01_one ] || [ -e mended ] || { echo no luck; exit 3; }
+echo done > $3
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_named_the_others_finish_and_only_it_is_done_again(project, tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    shutil.copytree(project, root, ignore=shutil.ignore_patterns("build", ".snakemake"))
+    snakefile = (root / "Snakefile").read_text()
+    assert "echo {output} > {output}; echo" in snakefile
+    files.write(root / "Snakefile", snakefile.replace("echo {output} > {output}; echo", "bash job.sh"))
+    files.write(root / "job.sh", JOB)
+    assert snakemake(root, "--keep-going", status=1) == {"01_one", "02_two"}
+    assert sorted(path.name for path in (root / "build" / "smoke").glob("*.ipynb")) == ["02_two.ipynb"]
+    monkeypatch.setattr(jobs, "BUILD", root / "build")
+    failure, = jobs.failures("smoke")
+    assert failure.startswith("01_one (smoke) failed; its log is ") and failure.endswith("\n    no luck")
+    (root / "mended").touch()
+    assert snakemake(root, "--keep-going") == {"01_one", "00_overview"}
+    assert jobs.failures("smoke") == []
 
 
 @pytest.mark.slow

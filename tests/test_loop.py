@@ -11,6 +11,7 @@ import torch
 from lib.errors import InputError
 from lib.training import checkpoint, loop
 from lib.training.loop import TrainConfig, train
+from lib.training.run import build_optimizer
 
 TINY = TrainConfig(data="fashion_mnist", model="vit", seed=3, epochs=3, learning_rate=1e-3, train_images=240,
                    test_images=100, model_args={"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 7},
@@ -52,6 +53,22 @@ def by_hand(config):
             sums.append(loss.item())
         losses.append(numpy.mean(sums))
     return losses, model.eval()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "soap"])
+def test_with_a_layer_decay_each_block_learns_at_a_share_of_the_next_ones_rate(tmp_path, optimizer):
+    config = but(layer_decay=0.5, weight_decay=0.1, optimizer=optimizer)
+    model = loop.build_model(config)
+    rates = {id(p): group["lr"] * group.get("lr_scale", 1.0) for group in build_optimizer(config, model).param_groups
+             for p in group["params"]}
+    found = {name: rates[id(parameter)] / config.learning_rate for name, parameter in model.named_parameters()}
+    # timm counts the embeddings as the first layer, the norm with the last block, and the head as the last layer.
+    expected = {"patch_embed": 1 / 8, "cls_token": 1 / 8, "pos_embed": 1 / 8, "blocks.0": 1 / 4, "blocks.1": 1 / 2, "norm": 1 / 2, "head": 1}
+    for name, share in found.items():
+        assert share == pytest.approx(next(value for start, value in expected.items() if name.startswith(start))), name
+    result = train(but(layer_decay=0.5, optimizer=optimizer, epochs=1, warmup=0.0), tmp_path)
+    last = config.learning_rate * (1 + math.cos(math.pi * 5 / 6)) / 2  # of 6 steps
+    assert result["history"][-1]["learning_rate"] == pytest.approx(last)
 
 
 def test_equals_a_loop_written_by_hand(tmp_path):
@@ -313,6 +330,9 @@ def test_graying_before_a_block_acts_on_its_tokens(tmp_path):
     ({"learning_rate": float("nan")}, "learning_rate is nan; it must be positive"),
     ({"validation": 0.0}, "validation is 0.0; it must be a share above 0"),
     ({"accumulation": 5}, "accumulation 5 does not divide batch_size 32"),
+    ({"layer_decay": 1.5}, "layer_decay is 1.5; it must lie above 0 and be at most 1"),
+    ({"graying_place": "worker"}, "unknown graying_place 'worker'; did you mean 'workers'"),
+    ({"graying_place": "workers"}, "give a graying method and no graying_blocks"),
     ({"precision": "bf16"}, "unknown precision 'bf16'; did you mean 'bfloat16'"),
     ({"device": "gpu"}, "unknown device 'gpu'"),
     ({"batch_size": 250}, "batch_size 250 exceeds the 216 training images"),

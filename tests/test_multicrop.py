@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from lib.transforms import multicrop
+from lib.transforms.augment import share
 from lib.transforms.multicrop import multi_crop, random_crop
 
 MEAN, STD = torch.tensor([0.3, 0.4, 0.5]), torch.tensor([0.2, 0.25, 0.3])
 SIZES = dict(size=24, local_size=8, local_crops=3, scale=(0.4, 1.0), local_scale=(0.05, 0.4))
+
+
+def draw(count):
+    return lambda low, high: torch.empty(count).uniform_(low, high)
 
 
 def images(count=6, channels=3, side=28):
@@ -34,12 +39,23 @@ def test_the_seed_decides_the_views():
     assert torch.equal(views[0], views[1]) and not torch.equal(views[0], views[2])
 
 
+def test_the_views_of_a_share_are_those_of_the_whole_batch():
+    views = []
+    for shard in ((0, 1), (0, 2), (1, 2)):
+        torch.manual_seed(0)
+        large, small = multi_crop(share(images(8), shard), MEAN, STD, **SIZES, shard=shard)
+        views.append(large + small)
+    for whole, *parts in zip(*views):
+        for rank, part in enumerate(parts):
+            torch.testing.assert_close(part, share(whole, (rank, 2)))
+
+
 def test_a_crop_is_a_box_of_the_asked_share_with_each_side_inside():
     """On an image whose pixels hold their own place, a crop's ends tell its box."""
     axis = (torch.arange(100) + 0.5) / 100
     place = torch.stack([axis.expand(100, 100), axis[:, None].expand(100, 100)])
     torch.manual_seed(0)
-    crops = random_crop(place.expand(400, 2, 100, 100), 50, (0.1, 0.4))
+    crops = random_crop(place.expand(400, 2, 100, 100), 50, (0.1, 0.4), draw(400))
     width = (crops[:, 0, 0, -1] - crops[:, 0, 0, 0]) * 50 / 49
     height = (crops[:, 1, -1, 0] - crops[:, 1, 0, 0]) * 50 / 49
     assert 0.4 < (width < 0).float().mean() < 0.6 and (height > 0).all()  # mirrored left to right only
@@ -52,14 +68,14 @@ def test_a_crop_is_a_box_of_the_asked_share_with_each_side_inside():
 def test_hue_turns_around_the_grey_axis_and_leaves_grey_grey():
     grey = torch.full((5, 3, 4, 4), 0.4)
     torch.manual_seed(0)
-    turned = multicrop._jitter(grey)
+    turned = multicrop._jitter(grey, draw(5))
     assert torch.allclose(turned, turned[:, :1].expand_as(turned), atol=1e-6)
     colour = torch.rand(5, 3, 4, 4)
-    assert not torch.allclose(multicrop._jitter(colour), colour, atol=1e-2)
+    assert not torch.allclose(multicrop._jitter(colour, draw(5)), colour, atol=1e-2)
 
 
 def test_blur_keeps_constants_and_the_mean_roughly_and_smooths():
     constant = torch.full((3, 2, 20, 20), 0.7)
-    assert torch.allclose(multicrop._blur(constant), constant, atol=1e-6)
+    assert torch.allclose(multicrop._blur(constant, draw(3)), constant, atol=1e-6)
     noise = torch.rand(3, 2, 224, 224)
-    assert (multicrop._blur(noise).var(dim=(2, 3)) <= noise.var(dim=(2, 3)) + 1e-6).all()
+    assert (multicrop._blur(noise, draw(3)).var(dim=(2, 3)) <= noise.var(dim=(2, 3)) + 1e-6).all()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import nbformat
 import pytest
@@ -81,20 +82,24 @@ def test_every_preset_names_declared_parameters_of_the_right_type(notebook, pres
     assert set(params.check(defaults | values, declared, {})) == set(declared)
 
 
-@pytest.fixture(scope="session")
-def shared_store(tmp_path_factory):
-    """One run store for all notebooks of a session: some use the runs of others."""
-    return tmp_path_factory.mktemp("store")
+COUNT_RUNS = """import collections, json, sys
+from lib.companion import rehearsal
+asked = rehearsal.configurations(sys.argv[1], "smoke").values()
+print(json.dumps(collections.Counter(function.__name__ for function, _ in asked)))"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_nbval_in_the_smoke_preset(notebook, shared_store):
-    environment = os.environ | {"COMPANION_RUNS": str(shared_store), params.PRESET_VARIABLE: "smoke"}
+def test_nbval_in_the_smoke_preset_and_the_plan_knows_its_runs(notebook, store):
+    environment = os.environ | {params.PRESET_VARIABLE: "smoke"}
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--nbval", "--nbval-cell-timeout=600",
                            f"notebooks/{notebook}.ipynb"], cwd=files.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
     assert f"{len(code_cells(notebook))} passed" in done.stdout
+    rehearsed = subprocess.run([sys.executable, "-c", COUNT_RUNS, notebook], cwd=files.ROOT, capture_output=True, text=True)
+    computed = Counter(path.parent.parent.name for path in store.glob("*/*/result.json"))
+    computed.pop("evaluate", None)  # scores of frozen features
+    assert json.loads(rehearsed.stdout) == computed
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_bad_settings_are_named():
 def test_a_loss_that_breaks_is_a_result_and_the_last_whole_epoch_is_kept(tmp_path, monkeypatch):
     loss = selfsupervised._Pretraining._loss
     monkeypatch.setattr(selfsupervised._Pretraining, "_loss",
-                        lambda self, images: loss(self, images) * (float("nan") if self.epoch == 2 and self.model.training else 1))
+                        lambda self, images, count: loss(self, images, count) * (float("nan") if self.epoch == 2 and self.model.training else 1))
     result = pretrain(TINY, tmp_path / "broken")
     assert result["divergence"] == {"kind": "non-finite", "epoch": 2, "step": 5}
     assert len(result["history"]) == 2 and result["final_loss"] == result["history"][0]["validation_loss"]

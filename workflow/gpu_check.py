@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
 from lib import files
-from lib.companion import ledger, params, provenance
+from lib.companion import ledger, params, provenance, rehearsal
 from lib.companion.graying_survey import interleaved, median_ratio, step_ratios
 from lib.errors import InputError, run_command
 from lib.models import create_model, probe
@@ -324,6 +324,17 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def rates(steps: list[dict], speed: dict, device: torch.device, data: str) -> dict:
+    """Return what `workflow/rates.yaml` should say of this device: from the step of a large model and that of a small one."""
+    plain, small = next(row for row in steps if row["step"] == "plain"), recipe(device, data, epochs=1)
+    large = recipe(device, data, epochs=1, model=plain["model"], model_args={}, img_size=224, channels=3)
+    counts = [plain["batch"], small.batch_size]
+    flops = [count * rehearsal.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
+    seconds = [plain["ms"] / 1e3, small.batch_size / speed["loop"]]
+    a_flop = (seconds[0] - seconds[1]) / (flops[0] - flops[1])
+    return {"teraflops": 1e-12 / a_flop, "step": seconds[1] - flops[1] * a_flop}
+
+
 def skip_removal(device: torch.device, data: str, deadline: float, images_per_second: float) -> list[dict]:
     """Train the four arms for as many epochs as fit before `deadline`, one seed."""
     images = loop.dataset(recipe(device, data, epochs=1)).train.num_images
@@ -409,6 +420,7 @@ def check(device: torch.device, minutes: float) -> str:
         "ratios": lambda: step_ratios(model, device.type, rounds=3 if rounds > 1 else 1, batch=batch).to_dict("records"),
         "steps": lambda: step_times(device, batch, rounds, model),
         "attention": lambda: attention_times(device, batch, rounds), "images_per_second": lambda: [throughput(device, data)],
+        "rates": lambda: [rates(found["steps"], found["images_per_second"][0], device, data)],
         "skip_removal": lambda: skip_removal(device, data, deadline, found["images_per_second"][0]["loop"])}
     for name, part in parts.items():
         found[name] = part()

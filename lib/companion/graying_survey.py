@@ -1,6 +1,7 @@
 """What notebook 02 measures without training: Token Graying on photographs, in low precision, in time, and in models."""
 
 import contextlib
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -284,17 +285,19 @@ def _step_ratios(model: str, device: str, rounds: int, batch: int, epsilon: floa
 
 
 def interleaved(tasks: dict[str, Callable[[], None]], device: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of every task in every round, all tasks in turn, after one call each to warm up.
+    """Return the seconds of every task in every round, after one call each to warm up.
 
+    Every round has an order of its own: what a task leaves in caches and free memory must not always meet the same one.
     On a CPU it is the processor time of one thread, which other programs do not disturb; on a GPU the device's.
     """
     with one_thread():
         for task in tasks.values():
             task()
-        times = {name: [] for name in tasks}
+        times, order, chance = {name: [] for name in tasks}, list(tasks), random.Random(0)
         for _ in range(rounds):
-            for name, task in tasks.items():
-                times[name].append(_seconds(task, device))
+            chance.shuffle(order)
+            for name in order:
+                times[name].append(_seconds(tasks[name], device))
     return times
 
 

@@ -5,6 +5,7 @@ A job executes one notebook in one preset. `workflow/resources.yaml` holds what 
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -69,26 +70,32 @@ def state(notebook: str, preset: str) -> str:
     return "failed" if path.with_suffix(".failed.ipynb").exists() else "missing"
 
 
-def plan(preset: str) -> str:
-    """Return a table of a preset's jobs: state, what each asks for, what it took last, and the sum of what is to do.
+def plan(preset: str, seconds: Mapping[str, float], runs: Mapping[str, int]) -> str:
+    """Return a table of a preset's jobs: state, what each asks for, how long it should take, and the sum of what is to do.
 
-    The sum counts jobs that are not current, with their limits: an upper bound of time, GPU hours and disk.
+    `seconds` says how long each notebook's `runs` take one after the other on one device (a GPU, or a core where a job
+    has none). A job's runs go side by side on its devices and those of the jobs that share them.
     """
-    rows, minutes, gpu_hours, disk = [], 0.0, 0.0, 0.0
+    rows, hours, limit, gpu_hours, disk, tight = [], 0.0, 0.0, 0.0, 0.0, []
     for notebook in fingerprint.notebooks():
         asked, now = need(preset, notebook), state(notebook, preset)
+        minutes = seconds[notebook] / 60 / asked.shares / (asked.gpus or asked.cores)
         path = BUILD / preset / f"{notebook}.ipynb"
         took = _metadata(path).get("companion", {}).get("seconds") if path.exists() else None
         rows.append((notebook, now, asked.shares, asked.cores, asked.gpus, f"{asked.memory:g}", f"{asked.disk:g}",
-                     asked.minutes, "" if took is None else f"{took / 60:.1f}"))
+                     runs[notebook], f"{minutes:.1f}", asked.minutes, "" if took is None else f"{took / 60:.1f}"))
+        if minutes > asked.minutes:
+            tight.append(notebook)
         if now != "current":
-            minutes += asked.minutes
-            gpu_hours += asked.shares * asked.gpus * asked.minutes / 60
-            disk += asked.disk
-    header = ("notebook", "state", "jobs", "cores", "GPUs", "memory (GB)", "disk (GB)", "limit (min)", "took (min)")
-    total = (f"to do in {preset}: at most {minutes / 60:.1f} hours one after the other, {gpu_hours:.0f} GPU hours, "
-             f"{disk:g} GB of disk")
-    return _columns([header, *rows]) + f"\n{total}"
+            hours, limit, disk = hours + minutes / 60, limit + asked.minutes / 60, disk + asked.disk
+            gpu_hours += seconds[notebook] / 3600 if asked.gpus else 0
+    header = ("notebook", "state", "jobs", "cores", "GPUs", "memory (GB)", "disk (GB)",
+              "runs", "training (min)", "limit (min)", "took (min)")
+    lines = [f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), one notebook after "
+             f"the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"]
+    if tight:
+        lines.append(f"more than its limit: {', '.join(tight)}; give it more in workflow/resources.yaml")
+    return "\n".join([_columns([header, *rows]), *lines])
 
 
 def failures(preset: str) -> list[str]:

@@ -193,7 +193,11 @@ def _command(arguments: argparse.Namespace) -> str | None:
     if arguments.command == "benchmark":
         return benchmark(arguments.name)
     if arguments.command == "plan":
-        return jobs.plan(arguments.preset)
+        from lib.companion import rehearsal  # it needs torch
+
+        found = rehearsal.expected(arguments.preset, BUILD / arguments.preset)
+        return jobs.plan(arguments.preset, {name: one.seconds for name, one in found.items()},
+                         {name: one.runs for name, one in found.items()})
     if arguments.command == "failures":
         return "\n".join(jobs.failures(arguments.preset))
     problems = [f"{problem}; run: make reproduce" for problem in check()]

@@ -14,7 +14,7 @@ import os
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lib.errors import InputError, unknown
 from lib.files import ROOT
-from lib.transforms.augment import crop_flip, draw_crop_flip, imagenet_transform, normalise
+from lib.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 
 if TYPE_CHECKING:
     import datasets  # it takes half a second to import, so it is imported where it is used
@@ -125,6 +125,7 @@ class Split:
         drop_last: bool = False,
         train: bool = False,
         shard: tuple[int, int] = (0, 1),
+        transform: Callable[[Tensor], Tensor] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels): normalised float32 (B, C, H, W) and int64 (B,), both on `device`.
 
@@ -134,19 +135,23 @@ class Split:
         Args:
             batch_size: Images in a batch, over all processes.
             augment: "none", "crop_flip" (shift by up to an eighth of the image, mirror) or, for a streamed data set
-                only, "imagenet" (random resized crop, RandAugment, random erasing).
+                only, "imagenet" (random resized crop, RandAugment, random erasing) or "resized_crop" (that and mirror).
             drop_last: Leave out the last batch if it is not full.
-            shard: (rank, world): this process gets every world-th image of each batch, from the rank-th on.
+            shard: (rank, world): this process gets its share (`lib.transforms.augment.share`) of each batch.
+            transform: What workers do to each training image (C, H, W) in the end; needs one of the last two augmentations.
 
         Raises:
-            InputError: `augment` is unknown or does not work here, or the processes would get unequal training batches.
+            InputError: `augment` or `transform` does not work here, or the processes would get unequal training batches.
         """
-        rank, world = shard
+        world = shard[1]
         if augment not in Streaming.augmentations:
             raise unknown("augmentation", augment, Streaming.augmentations)
         if augment not in self.augmentations:
             raise InputError(f"augmentation {augment!r} works on streamed data sets only, and this one is held in "
                              f"memory (allowed: {', '.join(self.augmentations)})")
+        if transform and augment not in RECIPES:
+            raise InputError(f"augmentation {augment!r} leaves the workers nothing to transform (allowed: "
+                             f"{', '.join(RECIPES)}, on a streamed data set)")
         if train and world > 1 and (batch_size % world or not drop_last):
             raise InputError(f"training on {world} processes needs drop_last and a batch_size that {world} divides, "
                              f"not {batch_size}")
@@ -154,16 +159,16 @@ class Split:
         order = torch.arange(self.num_images)
         if train:
             order = torch.randperm(self.num_images, generator=_generator(seed, epoch))
-        places = [batch[rank::world] for batch in order.split(batch_size) if len(batch) == batch_size or not drop_last]
+        places = [share(batch, shard) for batch in order.split(batch_size) if len(batch) == batch_size or not drop_last]
         places = [batch for batch in places if len(batch)]
-        return self._serve(places, torch.device(device), augment if train else "none", (seed, epoch), shard)
+        return self._serve(places, torch.device(device), augment if train else "none", (seed, epoch), shard, transform)
 
-    def _serve(self, places, device, augment, key, shard):
+    def _serve(self, places, device, augment, key, shard, transform):
         mean, std = torch.tensor([self.mean, self.std], device=device)
         padding = max(1, self.img_size // 8)
         # Drawn for every image of the epoch, so that it does not matter how many processes share the batches.
         draws = draw_crop_flip(self.num_images, padding=padding, generator=_generator(*key, 1))
-        for batch, (images, labels) in zip(places, self._fetch(places, device, augment, key, shard)):
+        for batch, (images, labels) in zip(places, self._fetch(places, device, augment, key, shard, transform)):
             if augment == "crop_flip":
                 images = crop_flip(images, draws[batch], padding=padding)
             yield images if images.is_floating_point() else normalise(images, mean, std), labels
@@ -177,7 +182,7 @@ class Resident(Split):
         self.pixels = pixels
         self._on_device = functools.cache(lambda device: (pixels.to(device), labels.to(device)))
 
-    def _fetch(self, places, device, augment, key, shard):
+    def _fetch(self, places, device, augment, key, shard, transform):
         pixels, labels = self._on_device(device)
         for batch in places:
             batch = batch.to(device, non_blocking=True)
@@ -185,18 +190,20 @@ class Resident(Split):
 
 
 class Streaming(Split):
-    """A split that does not fit in memory: workers decode and, with "imagenet", augment it."""
+    """A split that does not fit in memory: workers decode it and, with one of RECIPES, augment it."""
 
-    augmentations = ("none", "crop_flip", "imagenet")
+    augmentations = ("none", "crop_flip", *RECIPES)
 
     def __init__(self, rows: "_Rows", decoder: "_Decoder", mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__(torch.from_numpy(rows.labels), decoder.img_size, mean, std)
         self._rows, self._decoder = rows, decoder
 
-    def _fetch(self, places, device, augment, key, shard):
-        transform = imagenet_transform(self.img_size, self.mean, self.std) if augment == "imagenet" else None
+    def _fetch(self, places, device, augment, key, shard, transform):
+        steps = []
+        if augment in RECIPES:
+            steps = [imagenet_transform(augment, self.img_size, self.mean, self.std), *filter(None, [transform])]
         loader = torch.utils.data.DataLoader(
-            _Images(self._rows, self._decoder, transform, key),
+            _Images(self._rows, self._decoder, steps, key),
             batch_sampler=[batch.tolist() for batch in places],
             num_workers=max(1, min(MOST_WORKERS, _cores() // shard[1])),
             pin_memory=device.type == "cuda",
@@ -215,20 +222,22 @@ class _Images(torch.utils.data.Dataset):
 
     rows: "_Rows"
     decoder: "_Decoder"
-    transform: Callable | None
+    steps: Sequence[Callable]  # from a PIL image on
     key: tuple[int, int]  # seed, epoch
 
     def __getitem__(self, place: int) -> tuple[Tensor, int]:
         record = self.rows.records[place]["image"]
         try:
-            if self.transform is None:
+            if not self.steps:
                 image = torch.from_numpy(self.decoder.array(record))
             else:
                 seed = _seed(*self.key, place)
                 random.seed(seed)
                 np.random.seed(seed)
                 torch.manual_seed(seed)
-                image = self.transform(self.decoder.picture(record))
+                image = self.decoder.picture(record)
+                for step in self.steps:
+                    image = step(image)
         except DECODE_ERRORS as error:
             raise _undecodable([self.rows.name(place)]) from error
         return image, int(self.rows.labels[place])

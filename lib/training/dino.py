@@ -181,7 +181,7 @@ class _Distillation(Run):
             self.break_off(epoch, self.steps - 1 if place is None else place)
             self.net.load_state_dict(before)
         self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
-                             "learning_rate": self.optimizer.param_groups[0]["lr"], "temperature": self._temperature(epoch)})
+                             "learning_rate": self.learning_rate, "temperature": self._temperature(epoch)})
 
     def finish(self) -> dict:
         teacher = self.net.teacher["vit"]
@@ -199,7 +199,8 @@ class _Distillation(Run):
             self.optimizer.param_groups[index]["weight_decay"] = cosine_schedule(
                 step, last, config.weight_decay, config.final_weight_decay)
         large, small = multi_crop(images, self.mean, self.std, size=self.data.img_size, local_size=config.local_size,
-                                  local_crops=config.local_crops, scale=config.global_scale, local_scale=config.local_scale)
+                                  local_crops=config.local_crops, scale=config.global_scale, local_scale=config.local_scale,
+                                  shard=self.shard)
         with self.autocast():
             loss = self.model(large, small, self._temperature(epoch))
         self.accelerator.backward(loss)

@@ -53,7 +53,9 @@ class TrainConfig(RunConfig):
     weights, 0 for none; with it the averaged model is the one evaluated. `probe_images` is the number of validation
     images on which κ of every block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd",
     "svd_fast", "dct") on the training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the
-    blocks numbered in `graying_blocks` on their tokens instead. `initial` is the run whose weights to start from,
+    blocks numbered in `graying_blocks` on their tokens instead. `graying_place` is "device" (the batch, after mixup) or
+    "workers" (each image, before it; on streamed data). `layer_decay` is each block's learning rate as a share of the
+    next one's. `initial` is the run whose weights to start from,
     "function/hash" in the same store; parameters that it lacks keep their initial values. Raises InputError for a value
     out of its range.
     """
@@ -61,6 +63,7 @@ class TrainConfig(RunConfig):
     skip: str = "both"
     skipless: dict = field(default_factory=dict)
     optimizer: str = "adamw"
+    layer_decay: float = 1.0
     minimum_learning_rate: float = 0.0
     clip: float = 1.0
     augment: str = "none"
@@ -74,6 +77,7 @@ class TrainConfig(RunConfig):
     graying_patch_size: int = 0
     graying_rescale: bool = True
     graying_blocks: list = field(default_factory=list)
+    graying_place: str = "device"
     compile: bool = False
     accumulation: int = 1
     probe_images: int = 20
@@ -81,6 +85,10 @@ class TrainConfig(RunConfig):
     def __post_init__(self):
         self.check_least(accumulation=1, probe_images=0)
         super().__post_init__()
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay is {self.layer_decay}; it must lie above 0 and be at most 1, which is off")
+        if self.graying_place == "workers" and (self.graying == "none" or self.graying_blocks):
+            raise InputError("graying_place is 'workers', who gray images: give a graying method and no graying_blocks")
 
 
 def build_model(config: TrainConfig) -> nn.Module:
@@ -142,6 +150,7 @@ class _Run(Run):
         if config.graying != "none" and not config.graying_blocks:
             self.graying = TokenGraying(config.graying, config.epsilon, config.graying_patch_size,
                                         rescale=config.graying_rescale, at_evaluation=True)
+        self.worker_graying = self.graying if config.graying_place == "workers" else None
         self.best = {}
         self.prepare(net, build_optimizer(config, net), compiled=config.compile)
 
@@ -165,14 +174,15 @@ class _Run(Run):
         losses, norms, block_norms = [], [], {}
         batches = self.data.train.batches(
             config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
-            augment=config.augment, drop_last=True, train=True, shard=self.shard)
+            augment=config.augment, drop_last=True, train=True, shard=self.shard, transform=self.worker_graying)
         for index, (images, labels) in zip(range(self.steps * config.accumulation), batches):
             step, last = divmod(index, config.accumulation)
             self.schedule.step_update((epoch - 1) * self.steps + step)
             if self.mixup:
                 images, labels = self.mixup(images, labels)
             with self.accelerator.accumulate(self.model):
-                images = self.graying(images)
+                if not self.worker_graying:
+                    images = self.graying(images)
                 with self.autocast():
                     loss = criterion(self.model(images), labels)
                 self.accelerator.backward(loss)
@@ -192,7 +202,7 @@ class _Run(Run):
                 break
         self._diverged(epoch, losses)
         row = {"epoch": epoch, "train_loss": finite(self.losses(losses).mean()),
-               "learning_rate": self.optimizer.param_groups[0]["lr"],
+               "learning_rate": self.learning_rate,
                "gradient_norm": finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
         row |= self._evaluate_epoch()
         if row["validation_loss"] is None and not self.divergence:  # the epoch's last step broke the weights

@@ -1,12 +1,15 @@
 """What every kind of training run shares: the part of its configuration that all have, and its state between epochs.
 
-Two properties hold for all of them (`loop.train`, `selfsupervised.pretrain`, `dino.distil`):
+Three properties hold for all of them (`loop.train`, `selfsupervised.pretrain`, `dino.distil`):
 
 * **Exact resume.** Everything random in an epoch (data order, augmentation, dropout, mixup, masks, crops) is seeded from
   (seed, epoch) alone, so a run resumed at an epoch's start repeats what it would have done, bit for bit.
+* **The number of processes does not matter**, but for the order of sums: all draw the same, for the whole batch, and take
+  their share. Dropout alone, and the drop path of DINO's student, is drawn for each process's own images.
 * **Divergence is a result.** What broke, and at which step, is recorded in the result; it is not an exception.
 """
 
+import abc
 import contextlib
 import math
 import random
@@ -18,7 +21,8 @@ from pathlib import Path
 import numpy
 import torch
 from accelerate import Accelerator
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
+from timm.layers import DropPath
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
@@ -26,6 +30,7 @@ from lib.errors import InputError, unknown
 from lib.models.skipless import SkiplessInit
 from lib.training import checkpoint
 from lib.training.data import ImageData, load
+from lib.transforms.augment import share
 from lib.transforms.graying import METHODS
 
 EVALUATION_BATCH = 500
@@ -65,7 +70,7 @@ class RunConfig:
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
         choices = {"precision": PRECISIONS, "device": ("cpu", "cuda"), "optimizer": [*list_optimizers(), "soap"],
-                   "graying": ("none", *METHODS)}
+                   "graying": ("none", *METHODS), "graying_place": ("device", "workers")}
         for name, allowed in choices.items():
             if getattr(self, name, None) not in (None, *allowed):
                 raise unknown(name, getattr(self, name), allowed)
@@ -107,22 +112,24 @@ def skipless_init(config: RunConfig) -> SkiplessInit | None:
 def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> torch.optim.Optimizer:
     """Create the optimiser that `config` names (AdamW where it has no choice), without weight decay on what timm leaves out.
 
-    SOAP (Vyas et al., arXiv 2409.11321) has the settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis
-    every 10 steps. Its first step only measures.
+    With a `layer_decay` each block's rate is that share of the next one's. SOAP (Vyas et al., arXiv 2409.11321) has the
+    settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis every 10 steps. Its first step only measures.
     """
     name = getattr(config, "optimizer", "adamw")
     rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    layered = {} if getattr(config, "layer_decay", 1.0) == 1 else {"layer_decay": config.layer_decay}
     if name == "soap":
         from pytorch_optimizer import SOAP  # importing it takes as long as the rest of this module together
 
         left_out = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-        groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=left_out)
+        group = param_groups_layer_decay if layered else param_groups_weight_decay
+        groups = group(model, config.weight_decay, no_weight_decay_list=left_out, **layered)
         return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
     fused = {"fused": True} if name == "adamw" else {}  # one kernel for all parameters
-    return create_optimizer_v2(model, name, **rates, **fused, **settings)
+    return create_optimizer_v2(model, name, **rates, **layered, **fused, **settings)
 
 
-class Run:
+class Run(abc.ABC):
     """The state of one run between epochs.
 
     A kind of run builds its network and optimiser, hands them to `prepare`, and says how to train an epoch
@@ -148,6 +155,8 @@ class Run:
     def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer, *, compiled: bool = False) -> None:
         """Take the network (on its device) and its optimiser, add the schedule, and resume from a checkpoint, if any."""
         config, updates = self.config, self.config.epochs * self.steps
+        if self.shard[1] > 1:
+            _share_drop_path(net, self.shard)
         self.net, self.optimizer, self.parameters = net, optimizer, list(net.parameters())
         self.schedule = CosineLRScheduler(optimizer, t_initial=updates, lr_min=getattr(config, "minimum_learning_rate", 0.0),
                                           warmup_t=round(config.warmup * updates), t_in_epochs=False)
@@ -161,13 +170,18 @@ class Run:
     def begin(self) -> None:
         """Do what comes before the first epoch."""
 
+    @abc.abstractmethod
     def train_epoch(self, epoch: int) -> None:
-        """Train one epoch and append its row to `history`; every kind of run has its own way."""
-        raise NotImplementedError
+        """Train one epoch and append its row to `history`."""
 
+    @abc.abstractmethod
     def finish(self) -> dict:
-        """Return the result, and leave the weights in the folder; every kind of run has its own way."""
-        raise NotImplementedError
+        """Return the result, and leave the weights in the folder."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last step; with a layer-wise decay, the head's."""
+        return max(group["lr"] for group in self.optimizer.param_groups)
 
     @property
     def broken(self) -> bool:
@@ -191,7 +205,7 @@ class Run:
         """Train one more epoch, seeded by its number alone."""
         start = time.perf_counter()
         self.epoch += 1
-        seed_everything(self.config.seed, self.epoch, self.shard[0])
+        seed_everything(self.config.seed, self.epoch)
         self.model.train()
         self.train_epoch(self.epoch)
         self.seconds.append(time.perf_counter() - start)
@@ -240,9 +254,29 @@ def first_broken(losses: torch.Tensor) -> int | None:
     return places[0].item() if len(places) else None
 
 
-def seed_everything(seed: int, epoch: int, process: int) -> None:
-    """Seed every generator from (seed, epoch, process), so that no generator state need be stored."""
-    state = numpy.random.SeedSequence([seed, epoch, process]).generate_state(1)[0].item()
+class _SharedDropPath(nn.Module):
+    """timm's DropPath for a process's share of a batch: drawn for all of it, as one process would."""
+
+    def __init__(self, drop_path: DropPath, shard: tuple[int, int]):
+        super().__init__()
+        self.drop_path, self.shard = drop_path, shard
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = x.new_ones(len(x) * self.shard[1], *[1] * (x.ndim - 1))
+        return x * share(self.drop_path(ones), self.shard)
+
+
+def _share_drop_path(model: nn.Module, shard: tuple[int, int]) -> None:
+    """Have every drop path in `model` draw for the whole batch."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, DropPath):
+                setattr(parent, name, _SharedDropPath(child, shard))
+
+
+def seed_everything(seed: int, epoch: int) -> None:
+    """Seed every generator from (seed, epoch), so that no generator state need be stored; in all processes alike."""
+    state = numpy.random.SeedSequence([seed, epoch]).generate_state(1)[0].item()
     random.seed(state)
     numpy.random.seed(state)
     torch.manual_seed(state)

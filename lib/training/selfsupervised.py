@@ -30,6 +30,7 @@ from lib.training.run import (
     refuse_arguments,
     seed_everything,
 )
+from lib.transforms.augment import share
 from lib.transforms.graying import TokenGraying, patchify
 
 
@@ -65,11 +66,14 @@ class MaeConfig(RunConfig):
 
 
 class MaskedAutoencoder(nn.Module):
-    """Map images (B, C, H, W) and the pixels to predict to the mean squared error on the hidden patches."""
+    """Map images (B, C, H, W) and the pixels to predict to the mean squared error on the hidden patches.
 
-    def __init__(self, vit: VisionTransformer, channels: int, config: MaeConfig):
+    Where the images are a process's share of a batch of `count`, masks are drawn for all of it.
+    """
+
+    def __init__(self, vit: VisionTransformer, channels: int, config: MaeConfig, shard: tuple[int, int] = (0, 1)):
         super().__init__()
-        self.patch_size, self.mask_ratio = vit.patch_embed.patch_size[0], config.mask_ratio
+        self.patch_size, self.mask_ratio, self.shard = vit.patch_embed.patch_size[0], config.mask_ratio, shard
         self.encoder = MaskedVisionTransformerTIMM(vit)
         self.encoder.mask_token.requires_grad_(False)  # the encoder never sees a hidden patch
         self.embed = nn.Linear(vit.embed_dim, config.decoder_dim)
@@ -78,9 +82,10 @@ class MaskedAutoencoder(nn.Module):
             num_prefix_tokens=vit.num_prefix_tokens)
         self.predict = nn.Linear(config.decoder_dim, channels * self.patch_size**2)
 
-    def forward(self, images: Tensor, originals: Tensor) -> Tensor:
+    def forward(self, images: Tensor, originals: Tensor, count: int | None = None) -> Tensor:
         size = len(images), self.encoder.sequence_length
-        keep, hidden = random_token_mask(size, self.mask_ratio, device=images.device)
+        masks = random_token_mask((count or size[0], size[1]), self.mask_ratio, device=images.device)
+        keep, hidden = (share(mask, self.shard) for mask in masks)
         encoded = self.embed(self.encoder.encode(images, idx_keep=keep))
         tokens = repeat_token(self.decoder.mask_token, size).to(encoded.dtype)
         decoded = self.decoder(set_at_index(tokens, keep, encoded))
@@ -94,7 +99,7 @@ class MaskedAutoencoder(nn.Module):
                 if not name.startswith(("head.", "norm.", "fc_norm."))}
 
 
-def build_model(config: MaeConfig) -> MaskedAutoencoder:
+def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAutoencoder:
     """Create the autoencoder that `config` describes, with the initial weights of its seed.
 
     Raises InputError for a model that is no ViT with one class token, and for arguments that the data decide.
@@ -107,7 +112,7 @@ def build_model(config: MaeConfig) -> MaskedAutoencoder:
     vit = zoo.create_model(config.model, num_classes=0, img_size=data.img_size, in_chans=data.channels, **arguments)
     if not isinstance(vit, VisionTransformer) or vit.num_prefix_tokens != 1:
         raise InputError(f"{config.model} cannot be a masked autoencoder's encoder: it is no ViT with a class token")
-    return MaskedAutoencoder(vit, data.channels, config)
+    return MaskedAutoencoder(vit, data.channels, config, shard)
 
 
 def pretrain(config: MaeConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
@@ -129,7 +134,7 @@ class _Pretraining(Run):
 
     def __init__(self, config: MaeConfig, folder: Path):
         super().__init__(config, folder)
-        net = build_model(config).to(self.device)
+        net = build_model(config, self.shard).to(self.device)
         self.graying = nn.Identity()
         if config.graying != "none":
             self.graying = TokenGraying(config.graying, config.epsilon, net.patch_size, rescale=config.graying_rescale,
@@ -139,14 +144,14 @@ class _Pretraining(Run):
     def train_epoch(self, epoch: int) -> None:
         config = self.config
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
-        losses = []
+        losses, size = [], config.batch_size // config.accumulation
         batches = self.data.train.batches(
-            config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
+            size, device=self.device, seed=config.seed, epoch=epoch,
             augment=config.augment, drop_last=True, train=True, shard=self.shard)
         for index, (images, _) in zip(range(self.steps * config.accumulation), batches):
             self.schedule.step_update((epoch - 1) * self.steps + index // config.accumulation)
             with self.accelerator.accumulate(self.model):
-                loss = self._loss(images)
+                loss = self._loss(images, size)
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
                     self.optimizer.step()
@@ -160,25 +165,27 @@ class _Pretraining(Run):
             self.net.load_state_dict(before)
             validation = self._validation_loss()
         self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
-                             "learning_rate": self.optimizer.param_groups[0]["lr"], "validation_loss": validation})
+                             "learning_rate": self.learning_rate, "validation_loss": validation})
 
     def finish(self) -> dict:
         self.store("model.safetensors", self.net.initial_weights())
         return {"history": self.history, "final_loss": self.history[-1]["validation_loss"], "seconds": self.seconds,
                 "divergence": self.divergence, "parameters": sum(p.numel() for p in self.net.parameters())}
 
-    def _loss(self, images: Tensor) -> Tensor:
+    def _loss(self, images: Tensor, count: int) -> Tensor:
         with self.autocast():
-            return self.model(self.graying(images), images)
+            return self.model(self.graying(images), images, count)
 
     @torch.no_grad()
     def _validation_loss(self) -> float | None:
         """Return the mean loss on the validation split, under masks that are the same in every epoch and run."""
-        seed_everything(0, 0, self.shard[0])
+        seed_everything(0, 0)
         self.model.eval()
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for images, _ in self.data.validation.batches(EVALUATION_BATCH, device=self.device, train=False,
-                                                      shard=self.shard):
-            totals += torch.tensor([len(images) * self._loss(images).item(), len(images)], device=self.device)
+        totals, split = torch.zeros(2, dtype=torch.float64, device=self.device), self.data.validation
+        counts = range(split.num_images, 0, -EVALUATION_BATCH)  # what is left before each batch
+        batches = split.batches(EVALUATION_BATCH, device=self.device, train=False, shard=self.shard)
+        for left, (images, _) in zip(counts, batches):
+            loss = self._loss(images, min(left, EVALUATION_BATCH)).item()
+            totals += torch.tensor([len(images) * loss, len(images)], device=self.device)
         total, count = self.accelerator.reduce(totals).tolist()
         return finite(total / count)

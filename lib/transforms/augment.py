@@ -1,7 +1,7 @@
-"""Augment and normalise whole batches on their device, and name timm's recipe for ImageNet.
+"""Augment and normalise whole batches on their device, share them among processes, and name timm's recipes for ImageNet.
 
-`crop_flip` is the usual CIFAR augmentation (He et al. 2016, section 4.2); `RECIPE` is DeiT's (Touvron et al. 2021,
-table 9) through timm's `create_transform`.
+`crop_flip` is the usual CIFAR augmentation (He et al. 2016, section 4.2). `RECIPES` go through timm's `create_transform`:
+"imagenet" is DeiT's (Touvron et al. 2021, table 9), "resized_crop" the masked autoencoder's (He et al. 2022, table 8).
 """
 
 from collections.abc import Callable
@@ -10,12 +10,28 @@ import torch
 from timm.data import create_transform
 from torch import Tensor
 
-RECIPE = {
-    "interpolation": "bicubic",
-    "auto_augment": "rand-m9-mstd0.5-inc1",  # RandAugment
-    "re_prob": 0.25,  # random erasing, filled with noise
-    "re_mode": "pixel",
+RECIPES = {
+    "imagenet": {
+        "interpolation": "bicubic",
+        "auto_augment": "rand-m9-mstd0.5-inc1",  # RandAugment
+        "re_prob": 0.25,  # random erasing, filled with noise
+        "re_mode": "pixel",
+    },
+    "resized_crop": {"interpolation": "bicubic", "scale": (0.2, 1.0), "color_jitter": None},  # and mirrored
 }
+
+
+def share(batch: Tensor, shard: tuple[int, int]) -> Tensor:
+    """Return the rows of a batch (B, …) that process `shard` = (rank, world) works on: of `world`, every world-th.
+
+    Where that comes out even they are counted from both ends, so that the first row is with the last, the second with
+    the last but one: the pairs that mixup mixes. What is random in a batch is drawn for all of it and then shared, so
+    that the number of processes does not matter.
+    """
+    (rank, world), half = shard, len(batch) // 2
+    if len(batch) % (2 * world):
+        return batch[rank::world]
+    return torch.cat([batch[rank:half:world], batch[half - 1 - rank + world::world]])
 
 
 def draw_crop_flip(count: int, *, padding: int, generator: torch.Generator) -> Tensor:
@@ -50,6 +66,6 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.float().mul_(scale[:, None, None]).add_(shift[:, None, None])
 
 
-def imagenet_transform(img_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Tensor]:
-    """Return timm's training transform with `RECIPE`, from an RGB PIL image to a normalised (3, img_size, img_size)."""
-    return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPE)
+def imagenet_transform(recipe: str, img_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Tensor]:
+    """Return timm's training transform with one of RECIPES, from an RGB PIL image to a normalised (3, img_size, img_size)."""
+    return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPES[recipe])

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import hardshrink
+from torch.nn import functional
 
 from lib.errors import InputError, indivisible, unknown
 
 DCT_FLOOR = 1e-12  # magnitudes up to this share of the largest are float64 rounding
 TINY = torch.finfo(torch.float64).tiny  # stands for the largest value of an image of zeros, to divide by
 DENSE_DCT = {"cpu": 64, "cuda": 256}  # axes up to this go through a dense product, longer ones through an FFT
+LARGE = 2**14  # entries; with fewer, calling an operation takes longer than its arithmetic
 FAST_KAPPA = 3e4  # the fast path is fitted for condition numbers up to this,
 FAST_DOUBLINGS = 33  # so its exponents must go well beyond κ², up to 2^33
 
@@ -50,7 +51,7 @@ def gray_svd(tokens: Tensor, epsilon: float, *, rescale: bool = True, cutoff: fl
 
 def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tuple[Tensor, ...]:
     """Return the grayed tokens, and λ, its eigenvectors, the weights w(λ) and which λ count, for the gradient."""
-    z, gram, wide, scale = _gram(tokens)
+    z, gram, wide, scale = _gram(tokens, lower=tokens.numel() > LARGE)
     _check_finite(tokens, gram)
     eigenvalues, q = torch.linalg.eigh(gram)
     top = eigenvalues[..., -1:].clamp_min(TINY)
@@ -61,7 +62,7 @@ def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tupl
         weight = weight / top.sqrt()
     factor = (q * weight[..., None, :]) @ q.mT
     # On a CPU float32 halves the last product, where that is large; weights up to 100 keep its rounding below 1e-5.
-    if rescale and tokens.numel() > 2**14 and _float32_products(tokens) and weight.amax() <= 100:
+    if rescale and tokens.numel() > LARGE and _float32_products(tokens) and weight.amax() <= 100:
         z, factor = tokens, factor.float()
     return _apply(factor, z, wide, scale if rescale else None, tokens.dtype), eigenvalues, q, weight, kept
 
@@ -194,7 +195,7 @@ def gray_dct(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
     if top.device.type == "cpu":
         _check_finite(tokens, top)
     top = _positive(top)
-    coefficients = hardshrink(coefficients / top, DCT_FLOOR).to(dtype)
+    coefficients = functional.hardshrink(coefficients / top, DCT_FLOOR).to(dtype)
     coefficients = coefficients * coefficients.abs().clamp_min(DCT_FLOOR) ** (epsilon - 1)
     result = _Dct.apply(coefficients, True)
     return (result * top if rescale else result).to(tokens.dtype)
@@ -318,8 +319,10 @@ def _nothing_to_do(tokens: Tensor, epsilon: float, rescale: bool) -> bool:
     return tokens.numel() == 0 or (epsilon == 1 and rescale)
 
 
-def _gram(tokens: Tensor) -> tuple[Tensor, Tensor, bool, Tensor | None]:
+def _gram(tokens: Tensor, lower: bool = False) -> tuple[Tensor, Tensor, bool, Tensor | None]:
     """Return z, the tokens in float64; the smaller Gram matrix; whether it is z zᵀ; and z's scale, if any.
+
+    With `lower` only its lower triangle counts, all that `eigh` reads, and a quarter of the products is left out.
 
     The square of a float32 number fits a float64; only float64 tokens need dividing by their largest entry.
     """
@@ -328,7 +331,13 @@ def _gram(tokens: Tensor) -> tuple[Tensor, Tensor, bool, Tensor | None]:
         scale = _positive(tokens.detach().abs().amax((-2, -1), keepdim=True))
         z = tokens / scale
     wide = z.shape[-2] <= z.shape[-1]
-    return z, z @ z.mT if wide else z.mT @ z, wide, scale
+    rows = z if wide else z.mT
+    if not lower:
+        return z, rows @ rows.mT, wide, scale
+    half = rows.shape[-2] // 2
+    first = rows[..., :half, :]
+    above = functional.pad(first @ first.mT, (0, rows.shape[-2] - half))
+    return z, torch.cat([above, rows[..., half:, :] @ rows.mT], dim=-2), wide, scale
 
 
 def _float32_products(tokens: Tensor) -> bool:
