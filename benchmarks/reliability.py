@@ -20,13 +20,17 @@ ROWS = {
     "the same runs started by two processes at once: each run computed once":
         (["test_runs.py::test_two_processes_share_the_work_and_the_folder"], None),
     "trained by two processes instead of one: the same curves to 1e-5 (SOAP: 1e-3)":
-        (["test_distributed.py::test_two_processes_train_as_one_does"], None),
+        (["test_distributed.py::test_two_processes_train_as_one_does",
+          "test_distributed.py::test_two_processes_mask_and_crop_as_one_does"], None),
     "ledger written 80 times by 4 processes while it is read: always whole":
         (["test_reliability.py::test_a_ledger_written_by_many_jobs_at_once_is_always_whole"], None),
     "file times in 1970 and 2096, a clock that runs backwards: nothing recomputed, nothing lost":
         (["test_reliability.py::test_a_clock_that_jumps_changes_nothing", "test_jobs.py::test_clocks_that_jump_do_not_matter"], None),
+    "job of the workflow that fails: named with its last words, the others finish, only it is done again":
+        (["test_jobs.py::test_a_job_that_fails_is_named_the_others_finish_and_only_it_is_done_again"], None),
     "full disk, folder that cannot be written: one line, and the next try succeeds":
         (["test_files.py", "test_runs.py::test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds",
+          "test_runs.py::test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds",
           "test_runs.py::test_a_store_that_cannot_be_written_is_one_clear_error"], None),
     "stored run damaged: set aside, named, computed again; of another schema: refused in words":
         (["test_runs.py::test_a_damaged_run_is_set_aside_recomputed_and_named",
