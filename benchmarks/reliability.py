@@ -31,6 +31,8 @@ ROWS = {
     "full disk, folder that cannot be written: one line, and the next try succeeds":
         (["test_files.py", "test_runs.py::test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds",
           "test_runs.py::test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds",
+          "test_runs.py::test_a_store_without_permission_is_one_clear_error",
+          "test_runs.py::test_a_store_of_another_user_is_one_clear_error",
           "test_runs.py::test_a_store_that_cannot_be_written_is_one_clear_error"], None),
     "stored run damaged: set aside, named, computed again; of another schema: refused in words":
         (["test_runs.py::test_a_damaged_run_is_set_aside_recomputed_and_named",

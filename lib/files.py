@@ -57,9 +57,10 @@ def make_folder(path: Path) -> Path:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what a killed process left of its unfinished writes in `folder`."""
+    """Delete what a killed process left of its unfinished writes in `folder`. Raises StorageError where that is not possible."""
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
+        with storage_errors(leftover):
+            leftover.unlink()
 
 
 @contextlib.contextmanager

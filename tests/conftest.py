@@ -2,12 +2,16 @@
 
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THREADS="1")
 
 import pytest
 import torch
 from hypothesis import settings
+
+from lib import files
 
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -39,3 +43,20 @@ def store(tmp_path, monkeypatch):
     folder = tmp_path / "runs"
     monkeypatch.setenv("COMPANION_RUNS", str(folder))
     return folder
+
+
+@pytest.fixture
+def as_nobody():
+    """Be a user without privileges; return a folder with kept/file.txt, which this user may read and not change, and
+    others, which this user may not even read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, me = Path(name), os.geteuid()
+        files.write(folder / "kept" / "file.txt", "old")
+        folder.chmod(0o755)
+        (folder / "kept").chmod(0o555)
+        (folder / "others").mkdir(0o000)
+        if me == 0:
+            os.seteuid(65534)
+        yield folder
+        os.seteuid(me)
+        (folder / "kept").chmod(0o755)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections import Counter
 
 import pytest
 import test_dino
@@ -71,12 +72,35 @@ def test_two_processes_mask_and_crop_as_one_does(tmp_path, monkeypatch, function
         assert row[loss] == pytest.approx(other[loss], rel=1e-5)
 
 
-def test_two_processes_keep_the_attention_maps_once(tmp_path, monkeypatch):
+MEMBER = """
+import os, sys
+from pathlib import Path
+from lib import files
+from lib.companion import member
+write = files.write
+def noted(path, content):
+    with open(Path(__file__).with_name("writes"), "a") as file:
+        file.write(f"{os.environ['RANK']} {path.name}\\n")
+    write(path, content)
+files.write = noted
+member.compute(*sys.argv[3:])
+"""
+
+
+def test_two_processes_train_as_one_does_and_the_first_keeps_the_attention_maps(tmp_path, monkeypatch):
+    (tmp_path / "member.py").write_text(MEMBER)
     one, = compute(monkeypatch, tmp_path / "one", "", [TINY], replay.train_and_watch)
-    two, = compute(monkeypatch, tmp_path / "two", TWO, [TINY], replay.train_and_watch)
+    two, = compute(monkeypatch, tmp_path / "two", f"{TWO} {tmp_path}/member.py", [TINY], replay.train_and_watch)
     assert len(one.history) == TINY.epochs + 1
     for row, other in zip(one.history, two.history, strict=True):
+        if row["epoch"]:
+            assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+        assert row["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-5)
+        assert row["validation_top1"] == other["validation_top1"] and row["learning_rate"] == other["learning_rate"]
         torch.testing.assert_close(torch.tensor(row["attention"]), torch.tensor(other["attention"]), rtol=0, atol=2e-5)
+    assert Counter((tmp_path / "writes").read_text().splitlines()) == {
+        "0 checkpoint.safetensors": TINY.epochs, "0 attention.json": TINY.epochs, "0 metrics.jsonl": TINY.epochs,
+        "0 model.safetensors": 1, "0 outcome.json": 1}
     assert sorted(path.name for path in two.folder.iterdir()) == [
         "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
 

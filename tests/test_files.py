@@ -5,8 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -38,43 +36,33 @@ def test_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, step):
 
 def test_a_disk_that_is_full_or_read_only_keeps_the_old_file_and_says_so(disk):
     folder = disk("size=64k")
-    path = folder / "file.txt"
+    path, more = folder / "file.txt", folder / "more"
     files.write(path, "old")
-    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: No space left on device"):
-        files.write(path, b"x" * 100_000)
+    assert refusal(path, b"x" * 100_000).startswith(f"cannot write {path}: No space left on device; free space there")
     assert path.read_text() == "old" and os.listdir(folder) == ["file.txt"]
     disk("ro")
-    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: Read-only file system"):
-        files.write(path, "new")
-    with pytest.raises(files.StorageError, match="cannot write .*more: Read-only file system"):
-        files.write(folder / "more" / "file.txt", "new")
+    assert refusal(path, "new").startswith(f"cannot write {path}: Read-only file system; ")
+    assert refusal(more / "file.txt", "new").startswith(f"cannot write {more}: Read-only file system; ")
+    assert path.read_text() == "old"
     disk("rw,size=1m")
     files.write(path, "new")
     assert path.read_text() == "new" and os.listdir(folder) == ["file.txt"]
 
 
 def test_a_folder_without_permission_keeps_the_old_file_and_says_so(as_nobody):
-    path = as_nobody / "kept" / "file.txt"
+    path, more = as_nobody / "kept" / "file.txt", as_nobody / "kept" / "more"
     assert os.geteuid()
-    for target, named in ((path, r"file\.txt"), (path.parent / "more" / "file.txt", "more")):
-        with pytest.raises(files.StorageError, match=f"cannot write .*{named}: Permission denied"):
-            files.write(target, "new")
+    assert refusal(path, "new").startswith(f"cannot write {path}: Permission denied; ")
+    assert refusal(more / "file.txt", "new").startswith(f"cannot write {more}: Permission denied; ")
     assert path.read_text() == "old" and os.listdir(path.parent) == ["file.txt"]
 
 
-@pytest.fixture
-def as_nobody():
-    """Be a user without privileges; return a folder with kept/file.txt that this user may read and not change."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, me = Path(name), os.geteuid()
-        files.write(folder / "kept" / "file.txt", "old")
-        folder.chmod(0o755)
-        (folder / "kept").chmod(0o555)
-        if me == 0:
-            os.seteuid(65534)
-        yield folder
-        os.seteuid(me)
-        (folder / "kept").chmod(0o755)
+def refusal(path, content):
+    """Return the one line that says why `path` cannot be written."""
+    with pytest.raises(files.StorageError) as error:
+        files.write(path, content)
+    line, = str(error.value).splitlines()
+    return line
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -73,7 +73,7 @@ def test_what_differs_or_fails_is_reported(monkeypatch):
 
 def test_a_check_with_a_difference_ends_in_one_line_that_names_it(monkeypatch):
     monkeypatch.setattr(gpu_check, "parity_cases", lambda: {"wrong": (off_by(1.0), (torch.ones(3),), 1e-4)})
-    for part, rows in {"step_times": [{"ms": 1.0}], "attention_times": [{"ms": 1.0}], "throughput": {"loop": 1.0},
+    for part, rows in {"step_times": [{"ms": 1.0}], "attention_times": [{"ms": 1.0}], "throughput": {"loop": 1.0}, "rates": {"step": 0.1},
                        "skip_removal": [{"skip": "both"}], "record": "recorded"}.items():
         monkeypatch.setattr(gpu_check, part, lambda *_, rows=rows: rows)
     monkeypatch.setattr(gpu_check, "step_ratios", lambda *_, **__: pandas.DataFrame(found()["ratios"]))

@@ -57,7 +57,18 @@ def test_an_interrupted_run_ends_with_the_same_maps(found, tmp_path, monkeypatch
     monkeypatch.undo()
     result = replay.train_and_watch(TINY, tmp_path)
     assert json.dumps([row["attention"] for row in result["history"]]) == json.dumps([row["attention"] for row in found[0].history])
-    assert not (tmp_path / "attention.json").exists()
+
+
+def test_a_run_that_dies_before_its_result_is_stored_keeps_its_maps(found, store, monkeypatch):
+    def stop(device):
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.provenance, "machine", stop)
+        with pytest.raises(Stop):
+            runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
+    run, = runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
+    assert [row["attention"] for row in run.history] == [row["attention"] for row in found[0].history]
 
 
 def test_the_explorer_scrubs_through_epochs_and_blocks(found):

@@ -171,15 +171,48 @@ def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeyp
     assert load_or_run()[0].result["test_top1"] > 0
 
 
-@pytest.mark.parametrize("options, reason", [("size=48k", "No space left on device"), ("ro", "Read-only file system")])
-def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(disk, monkeypatch, options, reason):
+@pytest.mark.parametrize("options, refused, reason, saved", [
+    ("size=48k", "train/HASH/checkpoint.safetensors", "No space left on device", []),
+    ("size=250k", "train/HASH/checkpoint.safetensors", "No space left on device", [1]),  # no room for a second beside it
+    ("ro", ".locks", "Read-only file system", [])], ids=["full", "full later", "read-only"])
+def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(
+        disk, monkeypatch, tmp_path, options, refused, reason, saved):
     folder = disk(options)
     monkeypatch.setenv("COMPANION_RUNS", str(folder / "runs"))
-    with pytest.raises(files.StorageError, match=f"cannot write .*: {reason}; free space there, or set COMPANION_RUNS"):
+    with pytest.raises(files.StorageError) as error:
         load_or_run()
+    path = runs.store() / refused.replace("HASH", runs._place(loop.train, TINY)[0])
+    line, = str(error.value).splitlines()
+    assert line.startswith(f"cannot write {path}: {reason}; free space there, or set COMPANION_RUNS")
     assert not list(folder.rglob("*.tmp"))
+    assert [checkpoint.read(path)["epoch"] for path in folder.rglob("checkpoint.safetensors")] == saved
     disk("rw,size=20m")
-    assert load_or_run()[0].result["test_top1"] > 0
+    whole = loop.train(TINY, tmp_path)
+    assert load_or_run()[0].history == whole["history"]
+    disk("ro")
+    assert load_or_run()[0].history == whole["history"]  # what the store holds needs no writing
+
+
+def test_a_store_without_permission_is_one_clear_error(as_nobody, monkeypatch):
+    monkeypatch.setenv("COMPANION_RUNS", str(as_nobody / "kept" / "runs"))
+    with pytest.raises(files.StorageError, match=r"^cannot write .*/kept/runs/\.locks: Permission denied; .*COMPANION_RUNS"):
+        load_or_run()
+    assert os.listdir(as_nobody / "kept") == ["file.txt"]
+
+
+def test_a_store_of_another_user_is_one_clear_error(as_nobody, monkeypatch):
+    monkeypatch.setenv("COMPANION_RUNS", str(as_nobody / "others"))
+    folder = runs.store() / "train" / runs._place(loop.train, TINY)[0]
+    with pytest.raises(InputError, match=rf"^cannot read {folder}/result\.json: Permission denied; .*COMPANION_RUNS"):
+        load_or_run()
+
+
+@pytest.mark.parametrize("leftover", ["checkpoint.safetensors", "attention.json"])
+def test_what_a_run_needed_while_it_was_unfinished_is_removed_even_after_a_kill(store, leftover):
+    run, = load_or_run()
+    names = sorted(path.name for path in run.folder.iterdir())
+    (run.folder / leftover).write_text("killed before this was removed")
+    assert load_or_run() == [run] and sorted(path.name for path in run.folder.iterdir()) == names
 
 
 def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch):

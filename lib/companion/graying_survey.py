@@ -239,7 +239,7 @@ def ways(device: str) -> dict[str, Callable]:
 def graying_times(device: str, rounds: int, batch: int = 1, epsilon: float = 0.5) -> pandas.DataFrame:
     """Time every way on every tokenisation, in turn: a row per repetition (3), tokenisation and way.
 
-    `milliseconds` an image, and `faster`: how many times faster than `torch.linalg.svd`; medians over `rounds`.
+    With a batch of one, a way grays eight photographs one after the other, as a data-loader worker does. `milliseconds` an image, and `faster`: how many times faster than `torch.linalg.svd`; medians over `rounds`.
     """
     return on_device(device, _graying_times, device, rounds, batch, epsilon)
 
@@ -247,16 +247,13 @@ def graying_times(device: str, rounds: int, batch: int = 1, epsilon: float = 0.5
 def _graying_times(device: str, rounds: int, batch: int, epsilon: float) -> pandas.DataFrame:
     rows = []
     for label, (side, patch_size) in TOKENISATIONS.items():
-        _, pictures = images(side)
-        tokens = patchify(pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch], patch_size).to(device)
-        tokens = tokens[0] if batch == 1 else tokens  # as a data-loader worker has them
-        calls = 20 if side < 100 and device == "cpu" else 1  # microseconds are below the clock's resolution
-        tasks = {way: _repeated(gray, tokens, epsilon, calls) for way, gray in ways(device).items()}
+        calls, count = _tokens(images(side)[1], patch_size, device, batch)
+        tasks = {way: _graying(gray, calls, epsilon) for way, gray in ways(device).items()}
         for repetition in range(3):
             times = interleaved(tasks, device, rounds)
             for way in tasks:
                 rows.append({"repetition": repetition, "tokens": label, "way": way,
-                             "milliseconds": 1e3 * statistics.median(times[way]) / calls / batch,
+                             "milliseconds": 1e3 * statistics.median(times[way]) / count,
                              "faster": median_ratio(times["torch.linalg.svd"], times[way])})
     return pandas.DataFrame(rows)
 
@@ -272,15 +269,14 @@ def step_ratios(model: str, device: str, rounds: int, batch: int = 1, epsilon: f
 
 def _step_ratios(model: str, device: str, rounds: int, batch: int, epsilon: float) -> pandas.DataFrame:
     _, pictures = images()
-    pictures = pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch].to(device)
-    tokens = patchify(pictures[0] if batch == 1 else pictures, 16)
-    tasks = {"step": _training_step(timm.create_model(model, num_classes=1000).to(device), pictures)}
-    tasks |= {way: _repeated(gray, tokens, epsilon, 1) for way, gray in ways(device).items()}
-    rows = []
+    (calls, count), rows = _tokens(pictures, 16, device, batch), []
+    repeated = _batch(pictures, batch).to(device)
+    tasks = {"step": _training_step(timm.create_model(model, num_classes=1000).to(device), repeated)}
+    tasks |= {way: _graying(gray, calls, epsilon) for way, gray in ways(device).items()}
     for repetition in range(3):
         times = interleaved(tasks, device, rounds)
         rows += [{"repetition": repetition, "model": model, "way": way, "step_seconds": statistics.median(times["step"]),
-                  "ratio": 1 + median_ratio(times[way], times["step"])} for way in ways(device)]
+                  "ratio": 1 + median_ratio(times[way], times["step"]) * batch / count} for way in ways(device)]
     return pandas.DataFrame(rows)
 
 
@@ -313,9 +309,19 @@ def _seconds(task: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
-def _repeated(gray: Callable, tokens: Tensor, epsilon: float, calls: int) -> Callable[[], None]:
+def _batch(pictures: Tensor, batch: int) -> Tensor:
+    return pictures.repeat(-(-batch // len(pictures)), 1, 1, 1)[:batch]
+
+
+def _tokens(pictures: Tensor, patch_size: int, device: str, batch: int) -> tuple[list[Tensor], int]:
+    """Return the tokens of each call, (n, d) of every picture or (B, n, d) of a batch, and how many images they are."""
+    tokens = patchify(pictures if batch == 1 else _batch(pictures, batch), patch_size).to(device)
+    return list(tokens) if batch == 1 else [tokens], len(tokens)
+
+
+def _graying(gray: Callable, calls: Sequence[Tensor], epsilon: float) -> Callable[[], None]:
     def task() -> None:
-        for _ in range(calls):
+        for tokens in calls:
             gray(tokens, epsilon)
     return task
 

@@ -27,7 +27,7 @@ def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[li
     """Train as `loop.train` does; each epoch's row of the history also holds `attention`.
 
     That is, for every block, the mean over heads of the attention map (n, n) of the first validation image, to five
-    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder meanwhile.
+    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder until the store has the result.
     """
     path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
     kept = json.loads(path.read_text()) if path.exists() else {"0": _attention(config, loop.build_model(config))}
@@ -48,7 +48,6 @@ def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[li
         keep()
     result = loop.train(config, folder, watch)
     result["history"] = [row | {"attention": kept.get(str(row["epoch"]))} for row in result["history"]]
-    path.unlink(missing_ok=True)
     return result
 
 

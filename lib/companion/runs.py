@@ -43,6 +43,7 @@ from lib.errors import InputError
 from lib.training import checkpoint, loop
 
 SCHEMA = 1
+LEFTOVERS = ("checkpoint.safetensors", "attention.json")  # of an unfinished run, of `loop.train` and of the replay's
 SCORES = {"test_top1": "top-1 {:.1f} %", "miou_single": "mIoU {:.1f} %", "corloc": "CorLoc {:.1f} %", "final_loss": "loss {:.3f}"}
 QUIET_SECONDS = 15  # the longest silence before the progress of a running job is reported
 
@@ -198,6 +199,9 @@ class _Job:
                     raise checkpoint.CorruptFile(f"{name} does not match its digest")
         except InputError:
             raise
+        except PermissionError as error:
+            raise InputError(f"cannot read {error.filename}: {error.strerror}; ask its owner, or set COMPANION_RUNS to a "
+                             "folder of your own") from error
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise checkpoint.CorruptFile(f"{type(error).__name__}: {error}") from error
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
@@ -206,9 +210,17 @@ class _Job:
     def find(self) -> Run | None:
         """Return the finished run, None where it is missing or damaged."""
         try:
-            return self.load()
+            run = self.load()
         except checkpoint.CorruptFile:
             return None
+        with contextlib.suppress(OSError):  # a store that is only read
+            self._remove_leftovers()
+        return run
+
+    def _remove_leftovers(self) -> None:
+        """Delete what only an unfinished run needs."""
+        for name in LEFTOVERS:
+            (self.folder / name).unlink(missing_ok=True)
 
     def set_aside(self, error: Exception, report: Callable[[str], None]) -> None:
         """Rename the folder, so that the run is computed again and the damaged files can be looked at."""
@@ -272,7 +284,7 @@ class _Job:
         digests = {name: _file_digest(self.folder / name) for name in names}
         content = {"schema": SCHEMA, "result": result, "digests": digests}
         files.write(self.folder / "result.json", _json(content | {"digest": fingerprint.digest(content)}))
-        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        self._remove_leftovers()
 
     def _launch(self) -> dict:
         """Have the launcher's processes compute the run; return its result."""

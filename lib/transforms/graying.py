@@ -24,7 +24,8 @@ from lib.errors import InputError, indivisible, unknown
 DCT_FLOOR = 1e-12  # magnitudes up to this share of the largest are float64 rounding
 TINY = torch.finfo(torch.float64).tiny  # stands for the largest value of an image of zeros, to divide by
 DENSE_DCT = {"cpu": 64, "cuda": 256}  # axes up to this go through a dense product, longer ones through an FFT
-LARGE = 2**14  # entries; with fewer, calling an operation takes longer than its arithmetic
+LARGE = 2**14  # entries; with fewer, calling an operation takes longer than its arithmetic,
+TALL = 96  # as it does for the parts of a Gram matrix with fewer rows
 FAST_KAPPA = 3e4  # the fast path is fitted for condition numbers up to this,
 FAST_DOUBLINGS = 33  # so its exponents must go well beyond κ², up to 2^33
 
@@ -50,21 +51,23 @@ def gray_svd(tokens: Tensor, epsilon: float, *, rescale: bool = True, cutoff: fl
 
 
 def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tuple[Tensor, ...]:
-    """Return the grayed tokens, and λ, its eigenvectors, the weights w(λ) and which λ count, for the gradient."""
-    z, gram, wide, scale = _gram(tokens, lower=tokens.numel() > LARGE)
+    """Return the grayed tokens, and λ, its eigenvectors and the weights w(λ) (0: it counts as zero), for the gradient.
+
+    On a CPU, in a worker, a torch operation on few numbers takes longer than its arithmetic: there are as few as possible.
+    """
+    z, gram, wide, scale = _gram(tokens, lower=True)
     _check_finite(tokens, gram)
     eigenvalues, q = torch.linalg.eigh(gram)
     top = eigenvalues[..., -1:].clamp_min(TINY)
-    ratio = eigenvalues / top
-    kept = ratio > cutoff**2
-    weight = ratio.pow((epsilon - 1) / 2).where(kept, 0.0)
+    # What counts as zero becomes infinite, and infinity to any power below 0 is 0.
+    weight = functional.threshold(eigenvalues / top, cutoff**2, math.inf).pow(min((epsilon - 1) / 2, -TINY))
     if not rescale:
         weight = weight / top.sqrt()
-    factor = (q * weight[..., None, :]) @ q.mT
+    factor = (q * weight.unsqueeze(-2)) @ q.mT
     # On a CPU float32 halves the last product, where that is large; weights up to 100 keep its rounding below 1e-5.
-    if rescale and tokens.numel() > LARGE and _float32_products(tokens) and weight.amax() <= 100:
+    if rescale and tokens.numel() > LARGE and _float32_products(tokens) and weight.amax().item() <= 100:
         z, factor = tokens, factor.float()
-    return _apply(factor, z, wide, scale if rescale else None, tokens.dtype), eigenvalues, q, weight, kept
+    return _apply(factor, z, wide, scale if rescale else None, tokens.dtype), eigenvalues, q, weight
 
 
 class _GraySvd(torch.autograd.Function):
@@ -81,7 +84,8 @@ class _GraySvd(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         """Daleckii–Krein: dF = Q(Γ ∘ QᵀdGQ)Qᵀ, Γ_ij = (w_i − w_j)/(λ_i − λ_j), w = λ^(−s)·λ_max^p."""
-        tokens, eigenvalues, q, weight, kept = ctx.saved_tensors
+        tokens, eigenvalues, q, weight = ctx.saved_tensors
+        kept = weight > 0
         z, _, wide, scale = _gram(tokens)
         if not wide:
             z, grad = z.mT, grad.mT
@@ -322,7 +326,7 @@ def _nothing_to_do(tokens: Tensor, epsilon: float, rescale: bool) -> bool:
 def _gram(tokens: Tensor, lower: bool = False) -> tuple[Tensor, Tensor, bool, Tensor | None]:
     """Return z, the tokens in float64; the smaller Gram matrix; whether it is z zᵀ; and z's scale, if any.
 
-    With `lower` only its lower triangle counts, all that `eigh` reads, and a quarter of the products is left out.
+    With `lower` only its lower triangle counts, all that `eigh` reads, and a quarter of a large one's products is left out.
 
     The square of a float32 number fits a float64; only float64 tokens need dividing by their largest entry.
     """
@@ -332,7 +336,7 @@ def _gram(tokens: Tensor, lower: bool = False) -> tuple[Tensor, Tensor, bool, Te
         z = tokens / scale
     wide = z.shape[-2] <= z.shape[-1]
     rows = z if wide else z.mT
-    if not lower:
+    if not lower or rows.shape[-2] < TALL:
         return z, rows @ rows.mT, wide, scale
     half = rows.shape[-2] // 2
     first = rows[..., :half, :]
@@ -368,7 +372,7 @@ def _check(tokens: Tensor, epsilon: float) -> float:
 
 def _check_finite(tokens: Tensor, derived: Tensor) -> None:
     """Refuse non-finite tokens, seen in smaller matrices that inherit NaN or infinity from them."""
-    if not math.isfinite(derived.detach().sum().item()):  # makes the host wait for a device
+    if not math.isfinite(derived.sum().item()):  # makes the host wait for a device
         count = tokens.numel() - int(tokens.isfinite().sum())
         raise InputError(f"{count} of {tokens.numel()} token entries are NaN or infinite; all must be finite")
 
