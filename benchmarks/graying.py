@@ -88,7 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, help="images a call (CPU: 1, CUDA: 256)")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=45)
     parser.add_argument("--epsilon", type=float, default=0.5)
     parser.add_argument("--json", metavar="FILE", help="write the numbers there as well")
     arguments = parser.parse_args()
