@@ -193,16 +193,22 @@ def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(
     assert load_or_run()[0].history == whole["history"]  # what the store holds needs no writing
 
 
-def test_a_store_without_permission_is_one_clear_error(as_nobody, monkeypatch):
+@pytest.fixture
+def name():
+    """Return the hash of a run whose data and code are loaded: later another user may not be able to read them."""
+    return runs._place(loop.train, TINY)[0]
+
+
+def test_a_store_without_permission_is_one_clear_error(name, as_nobody, monkeypatch):
     monkeypatch.setenv("COMPANION_RUNS", str(as_nobody / "kept" / "runs"))
     with pytest.raises(files.StorageError, match=r"^cannot write .*/kept/runs/\.locks: Permission denied; .*COMPANION_RUNS"):
         load_or_run()
     assert os.listdir(as_nobody / "kept") == ["file.txt"]
 
 
-def test_a_store_of_another_user_is_one_clear_error(as_nobody, monkeypatch):
+def test_a_store_of_another_user_is_one_clear_error(name, as_nobody, monkeypatch):
     monkeypatch.setenv("COMPANION_RUNS", str(as_nobody / "others"))
-    folder = runs.store() / "train" / runs._place(loop.train, TINY)[0]
+    folder = runs.store() / "train" / name
     with pytest.raises(InputError, match=rf"^cannot read {folder}/result\.json: Permission denied; .*COMPANION_RUNS"):
         load_or_run()
 
