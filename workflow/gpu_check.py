@@ -332,7 +332,7 @@ def rates(steps: list[dict], speed: dict, device: torch.device, data: str) -> di
     flops = [count * rehearsal.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
     seconds = [plain["ms"] / 1e3, small.batch_size / speed["loop"]]
     a_flop = (seconds[0] - seconds[1]) / (flops[0] - flops[1])
-    return {"teraflops": 1e-12 / a_flop, "step": seconds[1] - flops[1] * a_flop}
+    return {"teraflops": 1e-12 / a_flop, "step": max(0.0, seconds[1] - flops[1] * a_flop)}
 
 
 def skip_removal(device: torch.device, data: str, deadline: float, images_per_second: float) -> list[dict]:
