@@ -29,7 +29,8 @@ def disk(tmp_path):
         again = "remount," if folder.is_mount() else ""
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", folder], capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+            refuse = pytest.fail if os.environ.get("COMPANION_REQUIRE_MOUNT") else pytest.skip
+            refuse(f"file systems cannot be mounted here: {done.stderr.strip()}")
         return folder
 
     yield mount
