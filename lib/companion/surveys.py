@@ -17,6 +17,7 @@ from torch.linalg import matrix_norm
 
 from lib.companion.ledger import Measurement
 from lib.errors import InputError, unknown
+from lib import draws as portable
 from lib.theory import bounds, counterexamples
 from lib.theory.bounds import BoundCheck
 from lib.theory.conditioning import condition_number
@@ -33,14 +34,14 @@ class Draws:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return portable.normal(*shape, generator=self.generator)
 
     def whole(self, low: int, high: int) -> int:
         """Return a whole number from `low` to `high`, both included."""
         return int(torch.randint(low, high + 1, (), generator=self.generator))
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        return low + (high - low) * float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        return float(portable.uniform(low=low, high=high, generator=self.generator))
 
     def orthonormal(self, rows: int, columns: int) -> Tensor:
         """Return a random matrix with orthonormal rows or columns, whichever are fewer."""
@@ -535,7 +536,7 @@ _RATES = {
 
 def _nearly_constant(draws: Draws) -> tuple[Tensor]:
     n = draws.whole(2, 20)
-    return (draws.uniform(-5, 5) + draws.uniform(0, 0.1) * torch.rand(n, n, generator=draws.generator).double(),)
+    return (draws.uniform(-5, 5) + draws.uniform(0, 0.1) * portable.uniform(n, n, generator=draws.generator),)
 
 
 def _uniform(logits: Tensor) -> BoundCheck:
@@ -614,7 +615,7 @@ SHARES = {
 
 
 def _shaped(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
-    return lambda generator: tuple(torch.randn(*shape, generator=generator) for shape in shapes)
+    return lambda generator: tuple(portable.normal(*shape, generator=generator) for shape in shapes)
 
 
 def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor, form: str = "repaired") -> BoundCheck:
@@ -842,7 +843,7 @@ def diffuse_kappas(seeds: list[int], ranges: list[float], sizes: list[int]) -> p
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         for n in sizes:
-            unit = torch.rand(n, n, generator=generator, dtype=torch.float64)
+            unit = portable.uniform(n, n, generator=generator)
             for size in ranges:
                 kappa = float(condition_number(torch.softmax(size * unit, dim=-1)))
                 rows.append({"seed": seed, "range": size, "n": n, "kappa": kappa})

@@ -1,6 +1,7 @@
 """The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
 
-Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy.
+Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy. Initial weights
+are drawn from timm's distributions by lib/draws.py, so that a seed gives the same ones on every machine.
 """
 
 import difflib
@@ -11,6 +12,7 @@ import timm
 import torch
 from torch import nn
 
+from lib import draws
 from lib.errors import InputError, indivisible, unknown
 from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
 from lib.models.scaling import FORMS, apply_scaling, check_scaling
@@ -103,7 +105,8 @@ def _timm_names(modules: tuple[str, ...] = ()) -> set[str]:
 
 def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
     try:
-        return family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
+        with draws.Portable():
+            return family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(f"timm cannot build {name!r} from the arguments given: {error}") from error
 

@@ -21,6 +21,7 @@ from lightly.utils.scheduler import cosine_schedule
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from lib import draws
 from lib.errors import InputError, indivisible
 from lib.training import checkpoint, loop
 from lib.training.data import Split
@@ -159,7 +160,8 @@ class _Distillation(Run):
 
     def __init__(self, config: DinoConfig, folder: Path):
         super().__init__(config, folder)
-        net = Dino((build_vit(config), build_vit(config)), config).to(self.device)
+        with draws.Portable():  # of the heads
+            net = Dino((build_vit(config), build_vit(config)), config).to(self.device)
         optimizer = build_optimizer(config, net.student)
         self.decayed = [index for index, group in enumerate(optimizer.param_groups) if group["weight_decay"]]
         self.mean, self.std = torch.tensor([self.data.mean, self.data.std], device=self.device)

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from lightly.models.modules import MaskedVisionTransformerTIMM
 from lightly.models.modules.masked_vision_transformer_decoder_timm import MaskedVisionTransformerDecoderTIMM
-from lightly.models.utils import get_at_index, normalize_mean_var, random_token_mask, repeat_token, set_at_index
+from lightly.models.utils import get_at_index, normalize_mean_var, repeat_token, set_at_index
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from lib import draws
 from lib.errors import InputError
 from lib.models import zoo
 from lib.training.run import (
@@ -74,7 +75,7 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, vit: VisionTransformer, channels: int, config: MaeConfig, shard: tuple[int, int] = (0, 1)):
         super().__init__()
         self.patch_size, self.mask_ratio, self.shard = vit.patch_embed.patch_size[0], config.mask_ratio, shard
-        self.encoder = MaskedVisionTransformerTIMM(vit)
+        self.encoder = MaskedVisionTransformerTIMM(vit)  # which draws the ViT's weights anew
         self.encoder.mask_token.requires_grad_(False)  # the encoder never sees a hidden patch
         self.embed = nn.Linear(vit.embed_dim, config.decoder_dim)
         self.decoder = MaskedVisionTransformerDecoderTIMM(
@@ -84,8 +85,8 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Tensor, originals: Tensor, count: int | None = None) -> Tensor:
         size = len(images), self.encoder.sequence_length
-        masks = random_token_mask((count or size[0], size[1]), self.mask_ratio, device=images.device)
-        keep, hidden = (share(mask, self.shard) for mask in masks)
+        masks = random_masks(count or size[0], size[1], self.mask_ratio)
+        keep, hidden = (share(mask, self.shard).to(images.device) for mask in masks)
         encoded = self.embed(self.encoder.encode(images, idx_keep=keep))
         tokens = repeat_token(self.decoder.mask_token, size).to(encoded.dtype)
         decoded = self.decoder(set_at_index(tokens, keep, encoded))
@@ -97,6 +98,18 @@ class MaskedAutoencoder(nn.Module):
         """Return the encoder's weights that fine-tuning starts from: all but the head and the norm before it."""
         return {name: tensor for name, tensor in self.encoder.vit.state_dict().items()
                 if not name.startswith(("head.", "norm.", "fc_norm."))}
+
+
+def random_masks(count: int, length: int, ratio: float) -> tuple[Tensor, Tensor]:
+    """Draw which tokens to keep and which to hide, (count, kept) and (count, hidden); the first, the class's, is kept.
+
+    From torch's CPU generator. In float64 no two tokens draw the same number, so the order needs no rule for ties.
+    """
+    chance = draws.uniform(count, length)
+    chance[:, 0] = -1
+    order = chance.argsort(dim=1)
+    kept = 1 + int((length - 1) * (1 - ratio))
+    return order[:, :kept], order[:, kept:]
 
 
 def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAutoencoder:
@@ -112,7 +125,8 @@ def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAut
     vit = zoo.create_model(config.model, num_classes=0, img_size=data.img_size, in_chans=data.channels, **arguments)
     if not isinstance(vit, VisionTransformer) or vit.num_prefix_tokens != 1:
         raise InputError(f"{config.model} cannot be a masked autoencoder's encoder: it is no ViT with a class token")
-    return MaskedAutoencoder(vit, data.channels, config, shard)
+    with draws.Portable():
+        return MaskedAutoencoder(vit, data.channels, config, shard)
 
 
 def pretrain(config: MaeConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
