@@ -53,6 +53,9 @@ test: $(READY)  ## all tests: unit, property, and every notebook in the smoke pr
 test-fast: $(READY)  ## the tests that take no longer than a few seconds each; no notebooks
 	$(BIN)/python -m pytest -m "not slow"
 
+test-cpus: $(READY)  ## the fast tests, two notebooks and the numerics as other processors would run them: half an hour
+	$(BIN)/python -m workflow.cpus $(CPUS)
+
 test-browser: $(READY)  ## the explorers in a real JupyterLab and a real Voilà; needs chromium and a quiet machine
 	COMPANION_BROWSER=1 $(BIN)/python -m pytest --numprocesses 0 tests/test_browser.py
 
@@ -81,4 +84,4 @@ app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast test-browser nightly check benchmark gpu-check pretrained lab app site
+.PHONY: help setup reproduce smoke batch cluster plan report test test-fast test-cpus test-browser nightly check benchmark gpu-check pretrained lab app site

@@ -6,6 +6,7 @@ lightly's parts around a timm ViT. `loop.train` fine-tunes the encoder where its
 lib/training/run.py has what both kinds of run share.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = MaskedVisionTransformerDecoderTIMM(
             vit.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads,
             num_prefix_tokens=vit.num_prefix_tokens)
+        for code in (vit.pos_embed, self.decoder.pos_embed):
+            code.data[0, 1:] = position_code(code.shape[1] - 1, code.shape[2])
         self.predict = nn.Linear(config.decoder_dim, channels * self.patch_size**2)
 
     def forward(self, images: Tensor, originals: Tensor, count: int | None = None) -> Tensor:
@@ -98,6 +101,17 @@ class MaskedAutoencoder(nn.Module):
         """Return the encoder's weights that fine-tuning starts from: all but the head and the norm before it."""
         return {name: tensor for name, tensor in self.encoder.vit.state_dict().items()
                 if not name.startswith(("head.", "norm.", "fc_norm."))}
+
+
+def position_code(count: int, dim: int) -> Tensor:
+    """Return the sines and cosines that encode the places of a square grid of `count` patches, float32 (count, dim).
+
+    As MAE and lightly have them, column before row, but in float64 by the C library, not by float32 vector kernels, which
+    differ between processors.
+    """
+    side, rates = math.isqrt(count), [10000 ** (-4 * k / dim) for k in range(dim // 4)]
+    lines = [[f(place * rate) for f in (math.sin, math.cos) for rate in rates] for place in range(side)]
+    return torch.tensor([lines[column] + lines[row] for row in range(side) for column in range(side)])
 
 
 def random_masks(count: int, length: int, ratio: float) -> tuple[Tensor, Tensor]:
