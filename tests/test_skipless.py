@@ -145,14 +145,14 @@ def test_it_rescues_a_deep_model_without_skips(tmp_path):
 
 
 def test_soap_trains_and_resumes_bit_for_bit(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, optimizer="soap", epochs=2)
+    config = dataclasses.replace(TINY, optimizer="soap", epochs=4, learning_rate=1e-2)
     whole = loop.train(config, tmp_path / "whole")
     with interrupted(monkeypatch):
         loop.train(config, tmp_path / "parts")
     parts = loop.train(config, tmp_path / "parts")
     assert parts["history"] == whole["history"]
     assert equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
-    assert whole["history"][-1]["train_loss"] < math.log(10)
+    assert whole["history"][-1]["train_loss"] < 0.95 * math.log(10)  # of a constant guess
 
 
 def test_soap_decays_what_timm_decays(tmp_path):
