@@ -86,7 +86,7 @@ def test_a_second_check_replaces_the_first(tmp_path):
     said = gpu_check.record(found(), tmp_path)
     assert "asa.time.svd.ratio: reproduced (6 ± 0 ×; gpu-check, H200)" in said
     times = recorded(tmp_path, "02_token_graying")
-    assert times["asa.time.svd.ratio"]["values"] == [6.0] * 3
+    assert times["asa.time.svd.ratio"]["values"] == [6.0] * 3 and times["asa.time.svd.ratio"]["processors"] == ["H200"]
     assert times["asa.time.gpu.ours"]["note"] == "gpu-check, H200, ours, products only"
 
 
