@@ -138,6 +138,14 @@ def test_a_direction_agrees_with_the_value_it_is_about(claim):
             assert ledger._holds(test, (claim.value,) * 9, claim.value)
 
 
+def test_what_is_a_time_on_this_machine_has_a_rule_of_times():
+    rules = {name: claim.rule.kind for name, claim in ledger.claims().items() if name.startswith("asa.time.")}
+    assert set(rules.values()) == {"timing", "fixed"} and list(rules.values()).count("timing") == 7
+    for name, claim in ledger.claims().items():
+        if re.search(r"\b(seconds?|faster|processor time|training step|timed)\b", claim.rule.statistic):
+            assert claim.rule.kind == "timing", name
+
+
 def test_the_claims_name_no_place_outside_the_project():
     text = ledger.CLAIMS.read_text(encoding="utf-8")
     assert not re.search(r"PAPERS|DESIGN|\.md\b", text)
@@ -255,7 +263,7 @@ def test_a_direction_is_one_sided(values, threshold, by_sd, step):
 def test_any_numbers_give_a_verdict(values, preset, name):
     if all(not math.isfinite(value) or abs(value) < 1e100 for value in values):
         verdict = ledger.judge(ledger.claims()[name], Measurement(tuple(values)), preset)
-        assert verdict.verdict in ledger.VERDICTS and "\n" not in str(verdict)
+        assert verdict.group in ledger.VERDICTS and "\n" not in str(verdict)
 
 
 # --- Times and processors ---------------------------------------------------------------------------------------
