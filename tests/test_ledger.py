@@ -373,7 +373,14 @@ def test_a_file_of_schema_1_is_read_and_its_processor_is_not_invented(tmp_path, 
     _edit(tmp_path / "quick" / "02_token_graying.json", old_schema)
     assert ledger.processors("quick", tmp_path) == {"not recorded": 2}
     assert ledger.stored("quick", tmp_path)[TIME].detail == "not recorded: holds"
-    on("B", 1.0, 1.1, 1.2)  # for all we know the same processor: the old row is not kept beside it
+    on("B", 1.0, 1.1, 1.2)
+    assert list(times(tmp_path)["by_processor"]) == ["B"]
+
+
+def test_a_processor_without_a_name_is_not_kept_beside_one_that_may_be_the_same(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3, processors=("not recorded",))
+    assert list(times(tmp_path)["by_processor"]) == ["not recorded"]
+    on("B", 1.0, 1.1, 1.2)
     assert list(times(tmp_path)["by_processor"]) == ["B"]
 
 

@@ -431,12 +431,16 @@ def _placed(claim: Claim, measurement: Measurement, before: Mapping[str, tuple[f
 
 
 def _rows_before(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return each claim's times by processor as a file holds them; nothing of a file that cannot be read."""
+    """Return each claim's times by processor as a file holds them; nothing of a file that cannot be read.
+
+    A processor without a name is left out: it might be the one that measures now.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema"] != SCHEMA:  # its processor has no name, and might be this one
-            return {}
-        return {name: _measurement(entry).by_processor for name, entry in content["claims"].items()}
+        entries = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        found = {name: dict(_measurement(entry).by_processor) for name, entry in entries.items()}
+        for rows in found.values():
+            rows.pop(NOT_RECORDED, None)
+        return found
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return {}
 
