@@ -32,6 +32,10 @@ reproduce: $(READY)  ## run every notebook (quick preset), write figures and led
 	@$(call EXECUTE,quick)
 	@$(BIN)/python -m lib.companion.workflow publish
 
+replicate: $(READY)  ## the quick experiments with other seeds; fails where one contradicts a published verdict
+	@$(call EXECUTE,replicate)
+	@$(BIN)/python -m lib.companion.workflow compare
+
 smoke: $(READY)  ## run every line of every notebook in minutes; says nothing about science
 	@$(call EXECUTE,smoke)
 
@@ -84,4 +88,4 @@ app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast test-cpus test-browser nightly check benchmark gpu-check pretrained lab app site
+.PHONY: help setup reproduce replicate smoke batch cluster plan report test test-fast test-cpus test-browser nightly check benchmark gpu-check pretrained lab app site
