@@ -12,11 +12,13 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 import standin
 import torch
 from PIL import Image
 
+from lib.companion import widgets
 from lib.errors import InputError
 from lib.training import data
 from lib.training.data import Resident, Streaming, load
@@ -487,6 +489,153 @@ def test_no_train_split(tmp_path):
 def test_class_without_training_images(folder):
     standin.make_folder(folder, {"test/cow": 2})
     assert "1 classes of the split 'test' have no training images: cow" in message(folder)
+
+
+def test_splits_may_be_written_in_capitals(folder):
+    (folder / "train").rename(folder / "Train")
+    (folder / "test").rename(folder / "TEST")
+    loaded = load(folder)
+    assert loaded.classes == ("cat", "dog") and (len(loaded.train), len(loaded.test)) == (27, 6)
+
+
+@pytest.mark.parametrize("train, test, words", [
+    ("training", "testing", "rename 'training' to 'train' (allowed: train, test, validation, valid, val)"),
+    ("Trian", "Tests", "rename 'Trian' to 'train'"),
+    ("train", "testing", "beside them lies 'testing'; did you mean 'test'?"),
+    ("training", "test", "beside them lies 'training'; did you mean 'train'?"),
+    ("train", "cow", "beside them lies 'cow' (allowed: test, train, val, valid, validation)"),
+])
+def test_folders_named_almost_like_splits_are_refused(folder, train, test, words):
+    (folder / "train").rename(folder / train)
+    (folder / "test").rename(folder / test)
+    assert words in message(folder)
+
+
+def test_a_folder_of_one_misspelt_split_and_a_split_twice_are_refused(folder):
+    shutil.rmtree(folder / "test")
+    shutil.copytree(folder / "train", folder / "TRAIN")
+    assert "has the split 'train' twice" in message(folder)
+    shutil.rmtree(folder / "TRAIN")
+    (folder / "train").rename(folder / "training")
+    assert "rename 'training' to 'train'" in message(folder)
+
+
+def test_classes_named_a_little_like_splits_stay_classes(tmp_path):
+    standin.make_folder(tmp_path, {"rain": 10, "brain": 10, "tent": 10})
+    assert load(tmp_path).classes == ("brain", "rain", "tent")
+
+
+@pytest.mark.parametrize("name, words", [("training", "'training'; did you mean 'train'?"), ("cow", "'cow' (allowed: ")])
+def test_parquet_files_are_named_after_splits(tmp_path, name, words):
+    rows = {"image": [{"bytes": standin.encode(standin.picture(i % 2, i)), "path": None} for i in range(8)],
+            "label": [i % 2 for i in range(8)]}
+    standin.write_parquet(tmp_path / "Train-00000-of-00001.parquet", rows, ["a", "b"])
+    assert load(tmp_path).classes == ("a", "b")
+    data._load.cache_clear()
+    standin.write_parquet(tmp_path / f"{name}-00000-of-00001.parquet", rows, ["a", "b"])
+    assert words in message(tmp_path)
+
+
+def test_a_split_that_is_not_used_and_files_of_other_kinds_are_named(folder):
+    standin.make_folder(folder, {"val/cat": 2, "val/dog": 2})
+    (folder / "train" / "cat" / "one.heic").write_bytes(b"x")
+    (folder / "readme.txt").write_text("x")
+    assert load(folder).source.endswith("; not used: the split 'val'; not used: 1 .heic, 1 .txt")
+
+
+def test_linked_classes_and_jfif_files_are_read(tmp_path, folder):
+    (folder / "train" / "cat").rename(tmp_path / "cats")
+    (folder / "train" / "cat").symlink_to(tmp_path / "cats")
+    for file in (folder / "train" / "dog").iterdir():
+        Image.open(file).save(file.with_suffix(".jfif"), "JPEG")
+        file.unlink()
+    assert np.bincount(load(folder, validation=0).train.labels).tolist() == [20, 10]
+
+
+def test_an_empty_class_is_refused(folder):
+    (folder / "train" / "cow").mkdir()
+    (folder / "train" / "cow" / "1.heic").write_bytes(b"x")
+    assert f"1 folder ({folder / 'train' / 'cow'}) without an image (.png, .jpg, " in message(folder)
+
+
+def test_links_that_lead_nowhere_or_round_and_names_that_are_not_utf8(folder):
+    link = folder / "train" / "cat" / "gone.png"
+    link.symlink_to("/nowhere.png")
+    assert f"1 link ({link}) to nothing" in message(folder)
+    link.unlink()
+    (folder / "train" / "cat" / "round").symlink_to(folder / "train")
+    assert "which it lies in; remove the link" in message(folder)
+    (folder / "train" / "cat" / "round").unlink()
+    (folder / "train" / "cat" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"x")
+    text = message(folder)
+    assert "1 name (" in text and "caf\\udce9.png" in text and "UTF-8" in text and text.isprintable()
+
+
+def rows_of(labels, **changes):
+    images = [{"bytes": standin.encode(standin.picture(i % 2, i)), "path": f"{i}.png"} for i in range(len(labels))]
+    for place, image in changes.items():
+        images[int(place[1:])] = image
+    return {"image": images, "label": labels}
+
+
+def test_class_names_in_another_order_are_matched(tmp_path):
+    standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4), ["cat", "dog"])
+    standin.write_parquet(tmp_path / "test.parquet", rows_of([0, 0, 1]), ["dog", "cat"])
+    loaded = load(tmp_path)
+    assert loaded.classes == ("cat", "dog") and loaded.test.labels.tolist() == [1, 1, 0]
+
+
+def test_class_names_that_training_lacks_are_refused(tmp_path):
+    standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4), ["cat", "dog"])
+    standin.write_parquet(tmp_path / "test.parquet", rows_of([0, 0, 1]), ["cat", "dogs"])
+    assert "unknown class of the split 'test', which the split 'train' lacks: 'dogs'; did you mean 'dog'?" in message(tmp_path)
+    standin.write_parquet(tmp_path / "test.parquet", rows_of([0, 0, 1]), ["cat", "dog"])
+    standin.write_parquet(tmp_path / "train-2.parquet", rows_of([0, 1] * 4), ["dog", "cat"])
+    assert "name their classes differently" in message(tmp_path)
+
+
+def test_labels_of_eight_bits(tmp_path):
+    table = datasets.Dataset.from_dict(rows_of([0, 1] * 10), features=datasets.Features(
+        image=datasets.Image(), label=datasets.Value("uint8"))).with_format("arrow")[:]
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    assert load(tmp_path).classes == ("0", "1")
+
+
+@pytest.mark.parametrize("image", [None, {"bytes": b"", "path": None},
+                                   {"bytes": None, "path": "a\0b.png"}])
+def test_a_row_without_an_image_is_named(tmp_path, image):
+    standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4, r3=image), ["a", "b"])
+    assert "missing" in message(tmp_path) and "1 image (" in message(tmp_path)
+
+
+def test_a_table_without_rows(tmp_path):
+    standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4), ["a", "b"])
+    standin.write_parquet(tmp_path / "test.parquet", rows_of([]), ["a", "b"])
+    assert "the split 'test' has no rows (" in message(tmp_path)
+
+
+def test_an_image_of_too_many_pixels_is_named(monkeypatch, folder):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # refused from twice as many
+    assert "far too large or not 8 bits a channel: 36 images (" in message(folder)
+
+
+def test_images_are_turned_as_their_exif_data_say_and_hidden_colours_stay_hidden(folder):
+    turned, exif = Image.new("RGB", (8, 8), "black"), Image.Exif()
+    turned.paste("white", (0, 0, 8, 4))
+    exif[0x0112] = 3  # upside down
+    turned.save(folder / "test" / "cat" / "0.png", exif=exif)
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(folder / "test" / "cat" / "1.png")
+    Image.new("LA", (8, 8), (7, 0)).save(folder / "test" / "cat" / "2.png")
+    pixels = load(folder, channels=3).test.pixels
+    assert (pixels[0, :, :4] == 0).all() and (pixels[0, :, 4:] == 255).all()
+    assert (pixels[1:3] == 255).all()
+
+
+def test_training_and_the_explorers_read_one_picture_alike(folder):
+    file = folder / "train" / "cat" / "0.png"
+    standin.picture(0, 0, (8, 8), "RGBA").rotate(10).save(file)
+    shown, _ = widgets.read_picture("0.png", file.read_bytes(), side=8)
+    assert np.array_equal(data._Decoder(None, 3, 1.0, 0).array({"bytes": None, "path": str(file)}), shown)
 
 
 def test_images_without_labels(tmp_path):

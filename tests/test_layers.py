@@ -107,6 +107,37 @@ def test_checks_of_a_model_never_refute_a_repaired_statement(model):
     assert square["fails in % of cases"].item() == 100
 
 
+SMALL = {"embed_dim": 24, "num_heads": 3, "patch_size": 7, "depth": 2}
+
+
+def small(**arguments):
+    return loop.TrainConfig("fashion_mnist", "vit", seed=0, epochs=1, learning_rate=1e-3, train_images=200, test_images=50,
+                            model_args=SMALL | arguments)
+
+
+@pytest.mark.parametrize("arguments, part", [
+    ({"attn_layer": "diff", "num_heads": 2}, "attention"), ({"scale_attn_norm": True}, "attention"),
+    ({"qk_norm": True}, "attention"), ({"scaling": "attnscale"}, "attention"), ({"scale_mlp_norm": True}, "FFN"),
+    ({"act_layer": "relu"}, "FFN"), ({"norm_layer": "rmsnorm"}, "normalisation"),
+])
+def test_blocks_that_the_theorems_are_not_about_are_refused_before_training(arguments, part):
+    with pytest.raises(InputError, match=f"the {part} of this model's blocks are not those of the theorems"):
+        layers.check(small(**arguments))
+    model = loop.build_model(small(**arguments))
+    with torch.no_grad():  # a scaling is without effect until it is trained
+        for parameter in model.parameters():
+            parameter += 0.1
+    with pytest.raises(InputError, match="not those of the theorems"):
+        layers.check_model(model, IMAGES)
+
+
+@pytest.mark.parametrize("arguments", [{"proj_bias": False}, {"qkv_bias": False}, {"init_values": 1e-5}, {"class_token": False,
+                                       "global_pool": "avg"}])
+def test_blocks_without_biases_or_with_layer_scale_are_represented(arguments):
+    layers.check(small(**arguments))
+    assert not layers.check_model(loop.build_model(small(**arguments)), IMAGES[:1]).empty
+
+
 def test_jacobians_and_wrong_models(model):
     table = layers.jacobian_kappas(model, IMAGES, 5)
     assert list(table.block) == [1, 2, 3] and (table[["bare", "with skip"]] >= 0).all(axis=None)

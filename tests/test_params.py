@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from lib.companion import params
+from lib.companion import fingerprint, params
 from lib.errors import InputError
+from lib.models.skipless import SkiplessInit
+from lib.training import loop
 
 CELL = '''epochs: int = 6  # passes over the training set
 learning_rate: float = 1e-3  # peak
@@ -73,6 +75,51 @@ def test_bad_values_are_refused_in_one_line(given, message):
 def test_a_rule_for_a_name_that_is_not_declared_is_refused():
     with pytest.raises(InputError, match="unknown parameter in the rules 'epoch'"):
         params.check(DEFAULTS, DECLARED, {"epoch": params.between(1)})
+
+
+APART = ("seed", "model_args")
+
+
+@pytest.mark.parametrize("rule, value, message", [
+    (params.settings(loop.TrainConfig, *APART), {"mixupp": 0.2}, "unknown entry of x: 'mixupp'; did you mean 'mixup'?"),
+    (params.settings(loop.TrainConfig, *APART), {"seed": 2}, "x sets 'seed', which the data or another parameter decides"),
+    (params.settings(loop.TrainConfig), {"mixup": -1}, "x: mixup is -1; it must be at least 0"),
+    (params.settings(loop.TrainConfig), {"mixup": "0.2"}, "x: mixup is '0.2', a str; it must be of type float"),
+    (params.settings(loop.TrainConfig), {"clip": -1}, "x: clip is -1; it must be positive"),
+    (params.settings(loop.TrainConfig), {"ema": 2}, "x: ema is 2; it must be at least 0 and below 1"),
+    (params.settings(loop.TrainConfig), {"accumulation": 4, "batch_size": 6}, "x: accumulation 4 does not divide batch_size 6"),
+    (params.settings(SkiplessInit, needed=("alpha",)), {"beta": 1.0}, "x lacks 'alpha'; it needs alpha"),
+    (params.arguments("depth"), {"depth": 1}, "x sets 'depth', which the data or another parameter decides; leave it out"),
+    (params.arguments("depth"), {"num_classes": 1}, "x sets 'num_classes'"),
+    (params.entries(model=str, patch=int), {"modell": "swin", "patch": 4}, "unknown entry of x: 'modell'; did you mean 'model'?"),
+    (params.entries(model=str, patch=int), {"model": "swin"}, "x lacks 'patch'; it needs model, patch"),
+    (params.entries(model=str, patch=int), {"model": "swin", "patch": "4"}, "x: patch is '4'; it must be of type int"),
+    (params.mapping(("svd", "dct"), params.between(0, 1)), {"svt": 1}, "unknown entry of x: 'svt'; did you mean 'svd'?"),
+    (params.mapping(("svd", "dct"), params.between(0, 1)), {"svd": 2}, "x: svd is 2; allowed: from 0 to 1, nearest: 1"),
+    (params.mapping(("svd", "dct"), params.between(0, 1)), {"svd": "a"}, "x: svd is 'a', a str; it must be a number"),
+    (params.between(0), float("inf"), "x is inf; allowed: at least 0 and finite"),
+])
+def test_what_is_wrong_within_a_dict_is_refused(rule, value, message):
+    with pytest.raises(InputError) as error:
+        rule("x", value)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_what_is_right_within_a_dict_passes():
+    params.settings(loop.TrainConfig, "seed")("x", {"mixup": 0.8, "accumulation": 3})
+    params.entries(model=str)("x", {})
+    params.arguments("depth")("x", {"embed_dim": 8})
+
+
+@pytest.mark.parametrize("notebook", fingerprint.notebooks())
+def test_every_dict_of_a_notebook_has_a_rule(notebook):
+    """Or is checked against the controls of its explorer, in notebook 07."""
+    cells = fingerprint.notebook_code_cells(notebook)
+    place, = (place for place, (_, tags) in enumerate(cells) if "parameters" in tags)
+    checks = cells[place + 1][0]
+    for name, declaration in params.declarations(cells[place][0]).items():
+        if declaration.type == "dict" and not (notebook == "07_playground" and name != "vit_args"):
+            assert f"{name}=params." in checks or f'"{name}"' in checks or f"{name}=initialisation" in checks, name
 
 
 @pytest.mark.parametrize("cell, message", [("epochs: int = 2 * 3", "epochs must be a literal such as .*, not 2 \\* 3"),

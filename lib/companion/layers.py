@@ -58,8 +58,8 @@ def weights(block: Block) -> Weights:
     w_o, w_down = (layer.weight.detach().double().mT * scale
                    for layer, scale in zip((block.attn.proj, block.mlp.fc2), scales, strict=True))
     up = block.mlp.fc1
-    return Weights(block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o, up.weight.detach().double().mT,
-                   up.bias.detach().double(), w_down)
+    b_up = torch.zeros(up.out_features) if up.bias is None else up.bias.detach()
+    return Weights(block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o, up.weight.detach().double().mT, b_up.double(), w_down)
 
 
 def logits(block: Block, normed: Tensor) -> Tensor:
@@ -69,11 +69,44 @@ def logits(block: Block, normed: Tensor) -> Tensor:
     return attn.q_norm(q) @ attn.k_norm(k).mT * attn.scale
 
 
+@torch.no_grad()
+def check(config: loop.TrainConfig) -> None:
+    """Raise InputError where the theorems say nothing about the blocks of `config`'s model: call it before training."""
+    arguments = {name: value for name, value in config.model_args.items() if name != "pretrained"}
+    for _, block in zoo.blocks(zoo.create_model(config.model, num_classes=2, **arguments).double().eval()):
+        for parameter in block.parameters():
+            parameter += 0.1  # what starts without effect shows
+        check_block(block)
+
+
+@torch.no_grad()
+def check_block(block: Block) -> None:
+    """Raise InputError where a block, in float64, does not compute what `weights` and `logits` say of it."""
+    w, attn = weights(block), block.attn
+    norms = all(isinstance(norm, nn.LayerNorm) and norm.weight is not None for norm in (block.norm1, block.norm2))
+    x = torch.randn(1, 7, len(w.w_q), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = block.norm1(x)
+    zero = torch.zeros(attn.qkv.out_features, dtype=torch.float64)
+    b_q, b_k, _ = (zero if attn.qkv.bias is None else attn.qkv.bias).chunk(3)
+    q, k, v = ((z @ w_in + bias).unflatten(-1, (w.heads, -1)).transpose(1, 2)
+               for w_in, bias in ((w.w_q, b_q), (w.w_k, b_k), (w.w_v, 0)))
+    heads = torch.softmax(q @ k.mT * attn.scale, dim=-1) @ v
+    pairs = {"attention": (sab(block, x), heads.transpose(1, 2).flatten(2) @ w.w_o),
+             "FFN": (ffn(block, x), nn.functional.gelu(block.norm2(x) @ w.w_up + w.b_up) @ w.w_down)}
+    wrong = [] if norms else ["normalisation"]
+    wrong += [part for part, (found, said) in pairs.items() if not _size(found - said) <= 1e-6 * _size(found)]
+    if wrong:
+        raise InputError(f"the {' and the '.join(wrong)} of this model's blocks are not those of the theorems: LayerNorm, softmax "
+                         "attention, an FFN with GELU and nothing between; leave out arguments such as attn_layer, "
+                         "qk_norm, scale_attn_norm, scale_mlp_norm, act_layer, norm_layer and scaling")
+
+
 def exact(model: nn.Module, images: Tensor) -> tuple[list[Block], Tensor]:
     """Return a float64 copy of a ViT's blocks, ready for evaluation, and the tokens (B, n, d) that enter the first."""
     model = copy.deepcopy(model).cpu().double().eval()
     blocks = [block for _, block in zoo.blocks(model)]
-    weights(blocks[0])
+    for block in blocks:
+        check_block(block)
     return blocks, probe.embeddings(model, images.cpu().double())
 
 

@@ -10,10 +10,11 @@ warns about a misspelt name.
 """
 
 import ast
+import math
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 
 import yaml
@@ -156,12 +157,63 @@ def other_seeds(declared: dict[str, Declaration]) -> dict:
         raise InputError(f"preset replicate adds {SEED_SHIFT} to every seed, and {seed} is one already; use seeds that "
                          f"are less than {SEED_SHIFT} apart, such as {seed - 1}")
     return shifted
+def settings(kind: type, *decided: str, needed: tuple[str, ...] = ()) -> Rule:
+    """Allow a dict of fields of the dataclass `kind` with values that it accepts; `decided` are those set elsewhere."""
+    def rule(name: str, value: dict) -> None:
+        _check_keys(name, value, [field.name for field in fields(kind)], decided, needed)
+        required = {field.name: field.type(1) for field in fields(kind) if field.default is field.default_factory is MISSING}
+        if "accumulation" in value:  # it must divide the batch, which may be a parameter of its own
+            required["batch_size"] = value["accumulation"]
+        try:
+            kind(**required | value)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+    return rule
+
+
+def arguments(*decided: str, needed: tuple[str, ...] = ()) -> Rule:
+    """Allow a dict of a model's arguments, but none that the data or another parameter decides."""
+    return lambda name, value: _check_keys(name, value, None, (*decided, "num_classes", "img_size", "in_chans", "skip", "init"), needed)
+
+
+def entries(**types: type) -> Rule:
+    """Allow an empty dict, or one of exactly these entries, each of its type."""
+    def rule(name: str, value: dict) -> None:
+        _check_keys(name, value, types, (), tuple(types) if value else ())
+        for key, item in value.items():
+            if type(item) is not types[key]:
+                raise InputError(f"{name}: {key} is {item!r}; it must be of type {types[key].__name__}")
+    return rule
+
+
+def mapping(keys: Iterable[str], values: Rule) -> Rule:
+    """Allow a dict of these keys, each with a value that keeps the rule `values`."""
+    def rule(name: str, value: dict) -> None:
+        _check_keys(name, value, keys, (), ())
+        for key, item in value.items():
+            values(f"{name}: {key}", item)
+    return rule
+
+
+def _check_keys(name: str, value: dict, allowed: Iterable[str] | None, decided: Iterable[str], needed: Iterable[str]) -> None:
+    for key in value:
+        if key in decided:
+            raise InputError(f"{name} sets {key!r}, which the data or another parameter decides; leave it out")
+        if allowed is not None and key not in allowed:
+            raise unknown(f"entry of {name}:", key, set(allowed) - set(decided))
+    for key in needed:
+        if key not in value:
+            raise InputError(f"{name} lacks {key!r}; it needs {', '.join(needed)}")
 
 
 def between(low: float, high: float = float("inf")) -> Rule:
     """Allow numbers from `low` to `high`, both included; for a list, each of its numbers."""
     def rule(name: str, value: object) -> None:
         for number in _each(value):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise InputError(f"{name} is {number!r}, a {type(number).__name__}; it must be a number")
+            if number == high == math.inf:
+                raise InputError(f"{name} is {number}; allowed: at least {low} and finite")
             if not low <= number <= high:
                 limit = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
                 raise InputError(f"{name} is {number}; allowed: {limit}, nearest: {min(max(low, number), high)}")

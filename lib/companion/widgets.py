@@ -8,7 +8,6 @@ import html
 import io
 import os
 import shlex
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
@@ -20,12 +19,13 @@ from IPython.display import Image as DisplayedImage
 from IPython.display import display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from lib.companion import figures
 from lib.companion.explorations import PICTURE_SIDE, Choice, Exploration, Found, Panel, Slider, strip
 from lib.companion.params import WORKFLOW_VARIABLE, Parameters
 from lib.errors import InputError
+from lib.training import pictures
 
 NOTEBOOK = "notebooks/07_playground.ipynb"
 DOTS = 96  # a picture's dots per inch: a browser's, so that 14 points are 14 points on a screen
@@ -243,28 +243,16 @@ def read_picture(name: str, content: bytes, side: int = PICTURE_SIDE) -> tuple[t
 
     Raises InputError for a file that is not an image, is damaged, or has too many pixels to be opened safely.
     """
-    notes = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content)) as image:
-                width, height = image.size
-                image.draft("RGB", (2 * side, 2 * side))  # a JPEG is opened at a fraction of its size
-                image = ImageOps.exif_transpose(image)
-                image.load()
-    except UnidentifiedImageError:
-        raise InputError(f"{name} is not an image that can be read; take a PNG, JPEG, GIF, WebP, BMP or TIFF file") from None
-    except Image.DecompressionBombError:
-        raise InputError(f"{name} has far too many pixels; at most {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} million can be "
-                         "opened") from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{name} is an image, but damaged or cut short ({error})") from None
-    if image.mode in ("I", "I;16", "I;16B", "F"):
+        image, (width, height) = pictures.read(io.BytesIO(content), draft=2 * side)
+    except pictures.Undecodable as error:
+        raise InputError(f"{name} {error}") from None
+    notes = []
+    if image.mode in pictures.DEEP_MODES:
         image = _stretched(image)
         notes.append("more than 8 bits a channel: stretched to 8")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if pictures.is_transparent(image):
+        image = pictures.on_white(image)
         notes.append("transparent: laid on white")
     image = image.convert("RGB")
     pixels = numpy.array(ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC))

@@ -28,6 +28,9 @@ from torch import Tensor
 
 from lib.errors import InputError, unknown
 from lib.files import ROOT
+from lib.training import layout, pictures
+from lib.training.layout import TEST_SPLITS, TRAIN_SPLIT, count
+from lib.training.pictures import Undecodable
 from lib.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 
 if TYPE_CHECKING:
@@ -35,17 +38,13 @@ if TYPE_CHECKING:
 
 RESIDENT_BYTES = 4e9  # a larger data set, decoded, is streamed
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMN = "label"
-TRAIN_SPLIT = "train"
-TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that exists is the test split
 FLAT_TEST_SHARE = 0.2  # of a folder without a test split
 
 # What a PIL mode is taken for; 16-bit and float images are refused, since PIL would clip them.
-MODE_CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
+MODE_CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
 CHANNEL_MODES = {1: "L", 3: "RGB"}
-DECODE_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError)  # for a corrupt file or an unknown mode
 MOST_WORKERS = 16
 STATISTICS_IMAGES = 512  # mean and std of a streamed data set come from so many training images
 
@@ -238,7 +237,7 @@ class _Images(torch.utils.data.Dataset):
                 image = self.decoder.picture(record)
                 for step in self.steps:
                     image = step(image)
-        except DECODE_ERRORS as error:
+        except Undecodable as error:
             raise _undecodable([self.rows.name(place)]) from error
         return image, int(self.rows.labels[place])
 
@@ -288,7 +287,8 @@ def load(
 
     A folder holds either parquet files named after their split as on the hub (`train-00000-of-00001.parquet`; columns
     `image` or `img`, and `label`), or images as `train/class/x.png` and `test/class/y.png` (or validation, valid, val),
-    or just `class/x.png`. Without a test split a fifth of the images, stratified, becomes one. An environment
+    or just `class/x.png`. Links are followed, images are turned as their EXIF data say, and transparency is laid on
+    white; `source` says what is not used. Without a test split a fifth of the images, stratified, becomes one. An environment
     variable, for instance COMPANION_CIFAR10 for "cifar10", makes a name of the hub stand for such a folder.
 
     Args:
@@ -333,8 +333,11 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
         folder, source = Path(name), f"local folder {name}"
 
     with _quiet():
-        rows, classes, files = _read(folder)
+        rows, classes, files, unused = _read(folder)
         train, test = _train_and_test(rows, classes, spec, folder)
+        if name not in SPECS:
+            left = [f"the split {split!r}" for split in rows if split not in (train.split, test.split)]
+            source += "".join(f"; not used: {what}" for what in [*left, unused] if what)
         train = _take(train, train_images, "train_images")
         test = _take(test, test_images, "test_images")
         in_validation = np.zeros(len(train.labels), bool)
@@ -478,71 +481,96 @@ class _Rows:
         return _Rows(self.split, self.records.select(chosen), self.labels[chosen], self.places[chosen])
 
     def name(self, place: int) -> str:
-        return self.records[place]["image"]["path"] or f"row {self.places[place]} of {self.split}"
+        return (self.records[place]["image"] or {}).get("path") or f"row {self.places[place]} of {self.split}"
 
 
-def _read(folder: Path) -> tuple[dict[str, _Rows], list[str], list]:
-    """Return the rows of each split, the names of the classes, and name and size of each file."""
-    visible = [path for path in sorted(folder.rglob("*"))
-               if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    tables = [path for path in visible if path.suffix == ".parquet"]
-    images = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not tables and not images:
-        raise InputError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no parquet files")
-    rows, classes = _read_parquet(tables) if tables else _read_images(folder, images)
-    files = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in tables or images]
-    return rows, classes, files
+def _read(folder: Path) -> tuple[dict[str, _Rows], list[str], list, str]:
+    """Return the rows of each split, the names of the classes, name and size of each file, and what is not used."""
+    visible = layout.walk(folder)
+    if tables := layout.tables(folder, visible):
+        used = [path for path, _ in tables]
+        rows, classes = _read_parquet(tables)
+    elif any(map(layout.is_image, visible)):
+        images = layout.images(folder, visible)
+        used = [path for path, _, _ in images]
+        rows, classes = _read_images(images)
+    else:
+        raise InputError(f"{folder} holds no images ({', '.join(layout.IMAGE_SUFFIXES)}) and no parquet files")
+    files = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in used]
+    return rows, classes, files, layout.unused(visible, used)
 
 
-def _read_images(folder: Path, images: list[Path]) -> tuple[dict[str, _Rows], list[str]]:
+def _read_images(images: list[tuple[Path, str, str]]) -> tuple[dict[str, _Rows], list[str]]:
     import datasets
 
-    parts = [path.relative_to(folder).parts for path in images]  # split, class, …, file
-    if not {part[0] for part in parts} & {TRAIN_SPLIT, *TEST_SPLITS}:
-        parts = [(TRAIN_SPLIT, *part) for part in parts]
-    loose = [str(path) for path, part in zip(images, parts) if len(part) < 3]
-    if loose:
-        raise InputError(f"{_count(loose)} without a label; each must lie in a folder named after its class")
-    classes = sorted({part[1] for part in parts})
+    classes = sorted({name for _, _, name in images})
     number = {name: label for label, name in enumerate(classes)}
     rows = {}
-    for split in dict.fromkeys(part[0] for part in parts):
-        chosen = [(str(path), number[part[1]]) for path, part in zip(images, parts) if part[0] == split]
+    for split in dict.fromkeys(split for _, split, _ in images):
+        chosen = [(str(path), number[name]) for path, part, name in images if part == split]
         records = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": path} for path, _ in chosen]},
                                              features=datasets.Features(image=datasets.Image(decode=False)))
         rows[split] = _Rows(split, records, np.array([label for _, label in chosen]), np.arange(len(chosen)))
     return rows, classes
 
 
-def _read_parquet(files: list[Path]) -> tuple[dict[str, _Rows], list[str]]:
-    import datasets
-
-    for file in files:
-        _check_columns(file)
-    rows, classes = {}, []
-    for split in dict.fromkeys(_split_of(file) for file in files):
-        paths = [str(file) for file in files if _split_of(file) == split]
-        if sum(map(os.path.getsize, paths)) < RESIDENT_BYTES:
-            data = datasets.Dataset(pa.concat_tables([pyarrow.parquet.read_table(path) for path in paths]))
-        else:  # converted once into HF_HOME, then mapped from there
-            data = datasets.load_dataset("parquet", data_files=paths, split="train")
-        labels = data.data.column(LABEL_COLUMN).fill_null(-1).to_numpy().astype(np.int64)
-        feature = data.features[LABEL_COLUMN]
-        names = feature.names if hasattr(feature, "names") else [str(label) for label in range(labels.max() + 1)]
-        classes = max(classes, names, key=len)
-        column = next(name for name in IMAGE_COLUMNS if name in data.column_names)
-        records = data.select_columns(column).cast_column(column, datasets.Image(decode=False))
-        if column != "image":
-            records = records.rename_column(column, "image")
-        rows[split] = _Rows(split, records, labels, np.arange(len(labels)))
+def _read_parquet(tables: list[tuple[Path, str]]) -> tuple[dict[str, _Rows], list[str]]:
+    rows, names = {}, {}
+    for split in dict.fromkeys(split for _, split in tables):
+        rows[split], names[split] = _read_split(split, [path for path, part in tables if part == split])
+    named = [split for split in (TRAIN_SPLIT, *rows) if names.get(split)]
+    if not named:
+        return rows, [str(label) for label in range(max(part.labels.max() for part in rows.values()) + 1)]
+    classes = names[named[0]]
+    for split in named:
+        if names[split] != classes:
+            numbers = _numbers_in(classes, names[split], split, named[0])
+            labels = rows[split].labels
+            valid = (labels >= 0) & (labels < len(numbers))
+            rows[split] = replace(rows[split], labels=np.where(valid, numbers[np.where(valid, labels, 0)], -1))
     return rows, classes
 
 
-def _split_of(file: Path) -> str:
-    return file.stem.partition("-")[0]
+def _numbers_in(classes: list[str], names: list[str], split: str, first: str) -> np.ndarray:
+    """Return each name's number among the classes of the `first` split, which may count them in another order."""
+    for name in names:
+        if name not in classes:
+            raise unknown(f"class of the split {split!r}, which the split {first!r} lacks:", name, classes)
+    return np.array([classes.index(name) for name in names])
 
 
-def _check_columns(file: Path) -> None:
+def _read_split(split: str, files: list[Path]) -> tuple[_Rows, list[str] | None]:
+    """Return the rows of a split, and the names of its classes if its files carry them."""
+    import datasets
+
+    schemas = [_schema(file) for file in files]
+    names = [_class_names(schema) for schema in schemas]
+    for file, own in zip(files, names):
+        if own != names[0]:
+            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the same names")
+    if not sum(pyarrow.parquet.read_metadata(file).num_rows for file in files):
+        raise InputError(f"the split {split!r} has no rows ({', '.join(map(str, files[:3]))})")
+    paths = list(map(str, files))
+    if sum(map(os.path.getsize, paths)) < RESIDENT_BYTES:
+        data = datasets.Dataset(pa.concat_tables([pyarrow.parquet.read_table(path) for path in paths]))
+    else:  # converted once into HF_HOME, then mapped from there
+        data = datasets.load_dataset("parquet", data_files=paths, split="train")
+    labels = data.data.column(LABEL_COLUMN).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+    column = next(name for name in IMAGE_COLUMNS if name in data.column_names)
+    records = data.select_columns(column).cast_column(column, datasets.Image(decode=False))
+    if column != "image":
+        records = records.rename_column(column, "image")
+    return _Rows(split, records, labels, np.arange(len(labels))), names[0]
+
+
+def _class_names(schema: pa.Schema) -> list[str] | None:
+    import datasets
+
+    return getattr(datasets.Features.from_arrow_schema(schema)[LABEL_COLUMN], "names", None)
+
+
+def _schema(file: Path) -> pa.Schema:
+    """Return the columns of a parquet file. Raises InputError where those that are needed are missing."""
     try:
         schema = pyarrow.parquet.read_schema(file)
     except (OSError, pa.ArrowInvalid) as error:
@@ -553,6 +581,7 @@ def _check_columns(file: Path) -> None:
         seen = ", ".join(f"{name} ({schema.field(name).type})" for name in schema.names)
         raise InputError(f"{file} has the columns {seen}; needed are {' or '.join(IMAGE_COLUMNS)} (struct of bytes and "
                          f"path) and {LABEL_COLUMN} (integer)")
+    return schema
 
 
 # ── Choosing rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -567,7 +596,7 @@ def _train_and_test(rows: dict[str, _Rows], classes: list[str], spec: Spec, fold
         unlabelled = np.flatnonzero((part.labels < 0) | (part.labels >= len(classes)))
         if len(unlabelled):
             names = [part.name(place) for place in unlabelled[:3]]
-            raise InputError(f"{_count(names, len(unlabelled))} without a valid label "
+            raise InputError(f"{count(names, len(unlabelled))} without a valid label "
                              f"(needed: 0 to {len(classes) - 1})")
     if len(set(train.labels)) < 2:
         raise InputError(f"{folder} has a single class in its split {TRAIN_SPLIT!r}, {classes[train.labels[0]]!r}; "
@@ -609,13 +638,18 @@ class _Decoder:
     pad: int
 
     def picture(self, record: dict) -> Image.Image:
-        """Return the whole image, grey or RGB. Raises one of DECODE_ERRORS."""
-        with Image.open(record["path"] if record["bytes"] is None else io.BytesIO(record["bytes"])) as image:
-            stored = MODE_CHANNELS[image.mode]
-            return image.convert(CHANNEL_MODES[self.channels or stored])
+        """Return the whole image, grey or RGB. Raises Undecodable."""
+        content, path = (record or {}).get("bytes"), (record or {}).get("path")
+        if content is None and path is None:
+            raise Undecodable("is missing")
+        image, _ = pictures.read(path if content is None else io.BytesIO(content))
+        if image.mode not in MODE_CHANNELS:
+            raise Undecodable(f"has the mode {image.mode}; allowed: {', '.join(MODE_CHANNELS)}")
+        channels = self.channels or MODE_CHANNELS[image.mode]
+        return (pictures.on_white(image) if pictures.is_transparent(image) else image).convert(CHANNEL_MODES[channels])
 
     def array(self, record: dict) -> np.ndarray:
-        """Return the image in its final size, uint8 (C, H, W). Raises one of DECODE_ERRORS."""
+        """Return the image in its final size, uint8 (C, H, W). Raises Undecodable."""
         image = self.picture(record)
         size, (width, height) = self.img_size, image.size
         if size and width + 2 * self.pad == size == height + 2 * self.pad:
@@ -637,14 +671,14 @@ class _Decoder:
                 try:
                     images.append(self.array(record))
                     origins.append((rows, place))
-                except DECODE_ERRORS:
+                except Undecodable:
                     undecodable.append(rows.name(place))
         if undecodable:
             raise _undecodable(undecodable)
         grey = [stored for image, stored in zip(images, origins) if len(image) == 1]
         if 0 < len(grey) < len(images):
             names = [rows.name(place) for rows, place in grey[:3]]
-            raise InputError(f"greyscale among RGB: {_count(names, len(grey))} of {len(images)}; pass channels=3 or "
+            raise InputError(f"greyscale among RGB: {count(names, len(grey))} of {len(images)}; pass channels=3 or "
                              "channels=1")
         sizes = Counter(image.shape[1:] for image in images)
         if len(sizes) > 1 or len(set(*sizes)) > 1:
@@ -655,13 +689,8 @@ class _Decoder:
 
 
 def _undecodable(names: list[str]) -> InputError:
-    return InputError(f"corrupt, truncated or not 8 bits a channel: {_count(names)}; mend or remove them")
-
-
-def _count(names: list[str], total: int | None = None) -> str:
-    """Return for instance "5 images (a.png, b.png, c.png, …)"."""
-    total = total or len(names)
-    return f"{total} image{'s' * (total > 1)} ({', '.join(names[:3])}{', …' * (total > 3)})"
+    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove "
+                      "them")
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:
@@ -670,7 +699,7 @@ def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:
     if not size:
         try:
             size = decoder.array(train.records[0]["image"]).size
-        except DECODE_ERRORS:
+        except Undecodable:
             pass  # reported with the others when all are decoded
     return size * (len(train.labels) + len(test.labels))
 

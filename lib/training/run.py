@@ -11,12 +11,15 @@ Three properties hold for all of them (`loop.train`, `selfsupervised.pretrain`, 
 
 import abc
 import contextlib
+import functools
 import math
 import random
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -34,6 +37,10 @@ from lib.transforms.augment import share
 from lib.transforms.graying import METHODS
 
 EVALUATION_BATCH = 500
+MOST_SEEDS = 2**32  # numpy takes no more
+NON_NEGATIVE = ("weight_decay", "final_weight_decay", "minimum_learning_rate", "mixup", "cutmix")
+POSITIVE = ("learning_rate", "clip")
+SHARES = ("warmup", "ema", "label_smoothing")  # from 0 up to but without 1
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,21 +71,39 @@ class RunConfig:
     device: str = "cpu"
 
     def __post_init__(self):
+        self._check_numbers()
         self.check_least(seed=0, epochs=1, batch_size=1)
         if not 0 < self.validation <= 0.5:
             raise InputError(f"validation is {self.validation}; it must be a share above 0 and at most 0.5")
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; it must be positive")
         choices = {"precision": PRECISIONS, "device": ("cpu", "cuda"), "optimizer": [*list_optimizers(), "soap"],
                    "graying": ("none", *METHODS), "graying_place": ("device", "workers")}
         for name, allowed in choices.items():
             if getattr(self, name, None) not in (None, *allowed):
                 raise unknown(name, getattr(self, name), allowed)
+        _check_optimizer(getattr(self, "optimizer", "adamw"))
         if self.batch_size % getattr(self, "accumulation", 1):
             raise InputError(f"accumulation {self.accumulation} does not divide batch_size {self.batch_size}")
         skipless_init(self)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device is 'cuda', but this machine shows no GPU to torch; use device 'cpu' or 'auto'")
+
+    def _check_numbers(self) -> None:
+        """Raise InputError for a field of another type, and for a number out of its range."""
+        for declared in fields(self):
+            name, kind, value = declared.name, declared.type, getattr(self, declared.name)
+            if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) and kind is not bool:
+                raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type "
+                                 f"{getattr(kind, '__name__', kind)}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{name} is {value}; it must be a finite number")
+            if name in NON_NEGATIVE and value < 0:
+                raise InputError(f"{name} is {value}; it must be at least 0")
+            if name in POSITIVE and value <= 0:
+                raise InputError(f"{name} is {value}; it must be positive")
+            if name in SHARES and not 0 <= value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 0 and below 1")
+        if self.seed >= MOST_SEEDS:
+            raise InputError(f"seed is {self.seed}; it must be from 0 to {MOST_SEEDS - 1}")
 
     def check_least(self, **least: int) -> None:
         """Raise InputError for a field below its least value."""
@@ -127,6 +152,39 @@ def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> 
         return SOAP(groups, betas=(0.9, 0.95), precondition_frequency=10, **rates)
     fused = {"fused": True} if name == "adamw" else {}  # one kernel for all parameters
     return create_optimizer_v2(model, name, **rates, **layered, **fused, **settings)
+
+
+@functools.cache
+def _check_optimizer(name: str) -> None:
+    """Raise InputError for an optimiser that does not go on from a checkpoint as if it had never stopped, on a tiny model."""
+    if name in ("adamw", "soap"):  # known to, and the second takes seconds to import
+        return
+    config = SimpleNamespace(optimizer=name, learning_rate=0.01, weight_decay=0.05)
+    try:
+        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+            straight, resumed = (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)) for _ in range(2))
+            optimizer, file = build_optimizer(config, straight), Path(folder) / "state"
+            _tiny_step(straight, optimizer)
+            checkpoint.write(file, {"model": straight.state_dict(), "optimizer": optimizer.state_dict()})
+            state, again = checkpoint.read(file), build_optimizer(config, resumed)
+            resumed.load_state_dict(state["model"])
+            again.load_state_dict(state["optimizer"])
+            for net, steps in ((straight, optimizer), (resumed, again)):
+                _tiny_step(net, steps)
+        same = all(map(torch.equal, straight.parameters(), resumed.parameters()))
+        reason = "" if same else "its numbers differ after a resume"
+    except Exception as error:  # whatever the many optimisers raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if reason:
+        raise InputError(f"optimizer {name!r} cannot be used: its state must go through a checkpoint and back ({reason}); "
+                         "take another one, such as 'adamw'")
+
+
+def _tiny_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.manual_seed(0)
+    optimizer.zero_grad()
+    net(torch.randn(2, 3)).square().sum().backward()
+    optimizer.step()
 
 
 class Run(abc.ABC):
