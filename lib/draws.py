@@ -43,7 +43,7 @@ _FAR_TAIL = (
 
 def uniform(*shape: int, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
     """Draw uniform numbers in [low, high), float64 of `shape`, from a CPU generator (torch's global one if None)."""
-    return torch.from_numpy(low + (high - low) * _unit(shape, generator))
+    return torch.from_numpy(numpy.asarray(low + (high - low) * _unit(shape, generator)))
 
 
 def normal(*shape: int, generator: torch.Generator | None = None) -> Tensor:

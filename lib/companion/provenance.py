@@ -44,7 +44,7 @@ def git_state() -> dict:
 def machine(device: str) -> dict:
     """Describe the machine and the device a result was computed on."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    return {"device": device, "device_name": name, "cores": os.cpu_count(), "system": platform.system()}
+    return {"device": device, "device_name": name, "arithmetic": torch.backends.cpu.get_cpu_capability(), "cores": os.cpu_count(), "system": platform.system()}
 
 
 def _processor() -> str:

@@ -564,7 +564,10 @@ def _main_and_rest(limit: str, draws: Draws) -> tuple[Tensor, Tensor]:
     """Return a matrix and a smaller one: smaller than its norm, or than its smallest singular value."""
     d = draws.whole(2, 7)
     main, rest = draws.weight(d, d), draws.normal(d, d)
-    size = torch.linalg.svdvals(main)[0 if limit == "norm" else -1]
+    u, sizes, vh = torch.linalg.svd(main)
+    if limit == "norm" and draws.whole(0, 1):  # the worst: nearly all of what is smallest is taken away
+        return main, -0.999 * sizes[-1] * u[:, -1:] @ vh[-1:]
+    size = sizes[0 if limit == "norm" else -1]
     return main, rest * draws.uniform(0.01, 0.99) * size / matrix_norm(rest, 2)
 
 
@@ -708,7 +711,7 @@ SEARCHES = {
     "cut.prop1.diagonal": (_diagonal, _shaped((5, 5))),
     "cut.prop1.diagonal_kappa": (lambda p: bounds.diagonal_rows(p + 6 * torch.eye(5)), _shaped((5, 5))),
     "cut.prop2.smaller_norm": (lambda main, rest: _norm_is_enough(main, rest / 10), _shaped((4, 4), (4, 4))),
-    "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main, rest / 10), _shaped((4, 4), (4, 4))),
+    "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main + 6 * torch.eye(4), rest / 10), _shaped((4, 4), (4, 4))),
 }
 
 # Why the other statements have no search.
