@@ -36,6 +36,7 @@ RUN = {
     "make plan": "make plan", "make batch": "make --dry-run batch", "make cluster": "make --dry-run cluster",
     "make report": "make --dry-run report",
     "make test-fast": "make --dry-run test-fast", "make nightly": "make --dry-run nightly", "make check": "make --dry-run check",
+    "make test-cpus": "make --dry-run test-cpus && .venv/bin/python -m workflow.cpus --help",
     "make test-browser": "make --dry-run test-browser && .venv/bin/python -m pytest --collect-only -q tests/test_browser.py",
     "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
 }

@@ -32,7 +32,8 @@ BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
 RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make replicate` -->\n", "<!-- end of rerun -->\n"
 # Benchmarks whose stored results the README shows, each between two comments.
-SHOWN = {"loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
+SHOWN = {"cpus": ("<!-- processors: written by `make reproduce` -->\n", "<!-- end of processors -->\n"),
+         "loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
          "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n")}
 
 
