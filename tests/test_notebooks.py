@@ -144,7 +144,8 @@ def two_batches(notebook, values):
     firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
     few = {name: value for name, value in FEW.items() if name in declared}
     if "recipe" in values:
-        few["recipe"] = values["recipe"] | {"test_images": 4, "accumulation": 1}
+        tests = {} if "test_images" in declared else {"test_images": 4}  # where it is no parameter of its own
+        few["recipe"] = values["recipe"] | tests | {"accumulation": 1}
     few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
     if values.get("data") == "imagenet-1k" and notebook not in SHRUNK:  # few tokens, but as many as a Swin's windows need
         few |= {name: side for name, side in (("img_size", 64), ("peer_img_size", 224), ("swin_img_size", 224)) if name in declared}
