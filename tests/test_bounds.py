@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import roundoff
 
 from lib.errors import InputError
 from lib.theory import bounds, counterexamples
@@ -283,7 +284,7 @@ def test_products_that_never_smooth_and_that_smooth_with_large_coefficients():
     never = bounds.product_low_pass(counterexamples.never_smoothing())
     assert never.measured == pytest.approx(0.28878809508660)
     fast = bounds.product_low_pass(counterexamples.smoothing_despite_tau())
-    assert fast.bound > 0.28 and fast.measured < 1e-15 and fast.holds is True
+    assert fast.bound > 0.28 and fast.measured < roundoff(torch.float64, 48 * 4) and fast.holds is True
 
 
 def test_layer_norm_raises_hc():
