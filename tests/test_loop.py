@@ -155,6 +155,18 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, changes):
     assert last_state(tmp_path / "whole") == last_state(tmp_path / "parts")
 
 
+def test_a_run_goes_on_with_its_optimisers_tensors_laid_out_as_a_resumed_one_finds_them(tmp_path):
+    run = loop._Run(TINY, tmp_path)
+    run.advance()
+    state = run.optimizer.state[run.net.head.weight]
+    state["exp_avg"] = torch.zeros(16, 10).T.copy_(state["exp_avg"])  # strided
+    state["exp_avg_sq"] = torch.zeros(161)[1:].view(10, 16).copy_(state["exp_avg_sq"])  # not where torch allocates
+    kept = dict(state)
+    run.save()
+    for name, after in run.optimizer.state[run.net.head.weight].items():
+        assert torch.equal(after, kept[name]) and after.is_contiguous() and after.data_ptr() % 64 == 0
+
+
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     with pytest.raises(Killed):
         train(TINY, tmp_path, killed_after(1))
