@@ -140,7 +140,8 @@ EVERYTHING = {"augment": "crop_flip", "mixup": 0.8, "cutmix": 1.0, "label_smooth
 
 
 @pytest.mark.parametrize("changes", [
-    {}, EVERYTHING, {"accumulation": 4}, {"skip": "none"}, *({"optimizer": name} for name in ("sgd", "lamb", "muon", "soap")),
+    {}, EVERYTHING, {"accumulation": 4}, {"skip": "none"},
+    *({"optimizer": name} for name in ("sgd", "lamb", "muon", "soap")),
     {"optimizer": "soap", "model_args": TINY.model_args | {"embed_dim": 30, "num_heads": 3}}], ids=str)  # odd widths
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, changes):
     config = but(**changes)
@@ -151,8 +152,21 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, changes):
     parts = train(config, tmp_path / "parts")
     assert len(parts.pop("seconds")) == len(whole.pop("seconds")) == 3
     assert parts == whole
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "parts" / "model.safetensors").read_bytes()
+    digests = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert digests[0] == digests[1]
     assert last_state(tmp_path / "whole") == last_state(tmp_path / "parts")
+
+
+def test_a_run_goes_on_with_its_optimisers_tensors_laid_out_as_a_resumed_one_finds_them(tmp_path):
+    run = loop._Run(TINY, tmp_path)
+    run.advance()
+    state = run.optimizer.state[run.net.head.weight]
+    state["exp_avg"] = torch.zeros(16, 10).T.copy_(state["exp_avg"])  # strided
+    state["exp_avg_sq"] = torch.zeros(161)[1:].view(10, 16).copy_(state["exp_avg_sq"])  # not where torch allocates
+    kept = dict(state)
+    run.save()
+    for name, after in run.optimizer.state[run.net.head.weight].items():
+        assert torch.equal(after, kept[name]) and after.is_contiguous() and after.data_ptr() % 64 == 0
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
@@ -237,7 +251,8 @@ def test_a_non_finite_loss_stops_the_run_and_is_recorded(tmp_path, monkeypatch):
 
 def test_an_exploded_loss_is_recorded_and_training_goes_on(tmp_path, monkeypatch):
     # A logit of 1000 for a class that one image in ten has: a loss of about 900, once.
-    monkeypatch.setattr(loop, "build_model", breaking(loop.build_model, 9, lambda logits: logits + 1000 * torch.eye(10)[0]))
+    build = breaking(loop.build_model, 9, lambda logits: logits + 1000 * torch.eye(10)[0])
+    monkeypatch.setattr(loop, "build_model", build)
     result = train(TINY, tmp_path)
     # with 6 steps an epoch the loss is looked at where an epoch ends, and every 20 steps of one
     assert result["divergence"] == {"kind": "explosion", "epoch": 2, "step": 11}
