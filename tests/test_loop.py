@@ -368,7 +368,7 @@ def test_graying_before_a_block_acts_on_its_tokens(tmp_path):
     ({"mixup": "0.2"}, "mixup is '0.2', a str; it must be of type float"), ({"epochs": 2.0}, "epochs is 2.0, a float; it must be of type int"),
     ({"compile": 1}, "compile is 1, a int; it must be of type bool"), ({"img_size": "28"}, "must be of type int | None"),
     ({"seed": 2**65}, "seed is 36893488147419103232; it must be from 0 to 4294967295"),
-    ({"optimizer": "kron"}, "optimizer 'kron' cannot be used: its state must go through a checkpoint and back (TypeError"),
+    ({"optimizer": "kron"}, "optimizer 'kron' cannot be used: its state must go through a checkpoint and back"),
     ({"optimizer": "adafactorbv"}, "optimizer 'adafactorbv' cannot be used"),
     ({"optimizer": "adahessian"}, "optimizer 'adahessian' cannot be used"),
     ({"validation": 0.0}, "validation is 0.0; it must be a share above 0"),
