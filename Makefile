@@ -32,6 +32,10 @@ reproduce: $(READY)  ## run every notebook (quick preset), write figures and led
 	@$(call EXECUTE,quick)
 	@$(BIN)/python -m lib.companion.workflow publish
 
+replicate: $(READY)  ## the quick experiments with other seeds; fails where one contradicts a published verdict
+	@$(call EXECUTE,replicate)
+	@$(BIN)/python -m lib.companion.workflow compare
+
 smoke: $(READY)  ## run every line of every notebook in minutes; says nothing about science
 	@$(call EXECUTE,smoke)
 
@@ -52,6 +56,9 @@ test: $(READY)  ## all tests: unit, property, and every notebook in the smoke pr
 
 test-fast: $(READY)  ## the tests that take no longer than a few seconds each; no notebooks
 	$(BIN)/python -m pytest -m "not slow"
+
+test-cpus: $(READY)  ## the fast tests, two notebooks and the numerics as other processors would run them: half an hour
+	$(BIN)/python -m workflow.cpus $(CPUS)
 
 test-browser: $(READY)  ## the explorers in a real JupyterLab and a real Voilà; needs chromium and a quiet machine
 	COMPANION_BROWSER=1 $(BIN)/python -m pytest --numprocesses 0 tests/test_browser.py
@@ -81,4 +88,4 @@ app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site
 
-.PHONY: help setup reproduce smoke batch cluster plan report test test-fast test-browser nightly check benchmark gpu-check pretrained lab app site
+.PHONY: help setup reproduce replicate smoke batch cluster plan report test test-fast test-cpus test-browser nightly check benchmark gpu-check pretrained lab app site

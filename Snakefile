@@ -1,7 +1,7 @@
 # One rule: execute a notebook in a preset. `make reproduce` and `make smoke` run it on the local cores.
 #
 #   snakemake --cores all                                                    the quick preset
-#   snakemake --cores all --config preset=gpu                                another one: smoke, quick, gpu or paper
+#   snakemake --cores all --config preset=gpu                                another one: replicate, smoke, gpu or paper
 #   snakemake --profile workflow/profiles/slurm --config preset=gpu          on a cluster
 #
 # A job is redone when anything its results depend on has changed: the fingerprint covers the notebook's code,

@@ -2,3 +2,7 @@
 
 Layers, each importing only from those before it: theory, transforms, models, training, companion.
 """
+
+from lib import portable
+
+portable.settle()  # before torch computes anything

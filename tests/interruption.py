@@ -31,6 +31,14 @@ def weights(folder):
     return checkpoint.read(folder / "model.safetensors")
 
 
+def last_state(folder):
+    """Return the bytes of a run's last checkpoint, all but its times."""
+    state = checkpoint.read(folder / "checkpoint.safetensors")
+    del state["seconds"]
+    checkpoint.write(folder / "timeless.safetensors", state)
+    return (folder / "timeless.safetensors").read_bytes()
+
+
 def equal(one, other):
     """Tell whether two state dicts are the same, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

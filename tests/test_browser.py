@@ -177,7 +177,7 @@ def test_every_control_at_both_ends_and_the_middle(opened, name):
     exploration = explorations.EXPLORATIONS[name]
     explorer = page.locator(f".explorer-{name}")
     explorer.scroll_into_view_if_needed()
-    start = exploration.values(params.declarations(params._stored_cell("07_playground"))[name].default)
+    start = exploration.values(params.stored_declarations("07_playground")[name].default)
     first = settle(page, explorer, exploration, start)
     for control, specification in exploration.controls.items():
         seen = []

@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import test_dino
@@ -105,10 +106,28 @@ def test_two_processes_train_as_one_does_and_the_first_keeps_the_attention_maps(
         "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
 
 
-def test_a_run_that_breaks_breaks_in_all_processes(tmp_path, monkeypatch):
-    config = but(learning_rate=300.0, epochs=2, weight_decay=0.0)
-    run, = compute(monkeypatch, tmp_path, TWO, [config])
-    assert run.result["divergence"] == {"kind": "explosion", "epoch": 1, "step": 5}
+BREAKING = """
+import os, sys
+sys.path.append({tests!r})
+import torch
+from test_loop import breaking
+from lib.companion import member
+from lib.training import loop
+if os.environ["RANK"] == "1":
+    loop.build_model = breaking(loop.build_model, 4, lambda logits: {logits})
+member.compute(*sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("logits, divergence", [
+    ("logits * float('nan')", {"kind": "non-finite", "epoch": 1, "step": 3}),
+    ("logits + 1000 * torch.eye(10)[0]", {"kind": "explosion", "epoch": 1, "step": 5})])  # looked at where the epoch ends
+def test_a_run_that_breaks_in_one_process_breaks_in_all(tmp_path, monkeypatch, logits, divergence):
+    tests = str(Path(__file__).parent)
+    (tmp_path / "member.py").write_text(BREAKING.format(tests=tests, logits=logits))
+    run, = compute(monkeypatch, tmp_path / "runs", f"{TWO} {tmp_path}/member.py", [but(epochs=2)])
+    assert run.result["divergence"] == divergence
+    assert len(run.history) == (2 if divergence["kind"] == "non-finite" else 3)
 
 
 def test_an_interrupted_run_may_go_on_in_more_processes(tmp_path, monkeypatch):

@@ -98,3 +98,13 @@ def test_what_decides_numbers_decides_staleness():
 def test_a_digest_is_long_enough_never_to_meet_another():
     assert len(fingerprint.digest({"a": 1})) == 16 and int(fingerprint.digest({"a": 1}), 16)
     assert len({fingerprint.digest(number) for number in range(20_000)}) == 20_000
+
+
+def test_a_processor_is_named_with_what_tells_it_from_others_of_that_name(tmp_path, monkeypatch):
+    cores = "processor\t: {}\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t: a b\n"
+    texts = {"Intel(R) Xeon(R) Processor (family 6, model 143)": "\n".join(cores.format(core) for core in (0, 1)),
+             "Virtual": "model name : Virtual\n", provenance.platform.machine(): "processor\t: 0\nBogoMIPS\t: 50.00\n"}
+    for name, text in texts.items():
+        (tmp_path / "cpuinfo").write_text(text)
+        monkeypatch.setattr(provenance, "Path", lambda _: tmp_path / "cpuinfo")
+        assert provenance.machine("cpu")["device_name"] == name

@@ -84,9 +84,9 @@ def test_a_check_with_a_difference_ends_in_one_line_that_names_it(monkeypatch):
 def test_a_second_check_replaces_the_first(tmp_path):
     gpu_check.record(found(svd=9.0), tmp_path)
     said = gpu_check.record(found(), tmp_path)
-    assert "asa.time.svd.ratio: reproduced (6 ± 0 ×; gpu-check, H200)" in said
+    assert "asa.time.svd.ratio: holds on 1 of 1 processor (6 ×; H200: holds; gpu-check, H200)" in said
     times = recorded(tmp_path, "02_token_graying")
-    assert times["asa.time.svd.ratio"]["values"] == [6.0] * 3
+    assert times["asa.time.svd.ratio"]["by_processor"] == {"H200": {"values": [6.0] * 3, "verdict": "holds"}}
     assert times["asa.time.gpu.ours"]["note"] == "gpu-check, H200, ours, products only"
 
 

@@ -21,6 +21,11 @@ def test_every_job_has_its_limits_and_memory_for_its_notebook(preset):
         assert need.memory >= 4 and need.minutes >= 5 and (need.gpus == 0 or preset in ("gpu", "paper"))
 
 
+def test_a_rerun_with_other_seeds_may_use_what_quick_may():
+    for notebook in fingerprint.notebooks():
+        assert jobs.need("replicate", notebook) == jobs.need("quick", notebook)
+
+
 @pytest.mark.parametrize("text, message", [
     ("quick: {default: {cores: 2}}", "quick 01_skip_removal is {'cores': 2}; it must give cores, gpus, memory"),
     ("smoke: {}", "unknown preset in workflow/resources.yaml 'quick'"),

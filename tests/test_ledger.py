@@ -12,7 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.companion import ledger
+from lib import files
+from lib.companion import ledger, provenance
 from lib.companion.ledger import Measurement
 from lib.errors import InputError
 from lib.files import StorageError
@@ -104,6 +105,9 @@ def test_a_rule_can_decide_its_claim(claim):
     for preset in ledger.RANK:
         if claim.rule.kind == "fixed":
             measurements = [Measurement()]
+        elif claim.rule.kind == "timing":
+            _test_times_can_be_on_either_side(claim, preset)
+            continue
         elif claim.rule.kind == "statement":
             measurements = [Measurement(violations=v, cases=claim.rule.cases, note="x") for v in (0, 1)]
         else:
@@ -112,6 +116,12 @@ def test_a_rule_can_decide_its_claim(claim):
         assert found <= set(ledger.VERDICTS)
         if claim.tier == preset and claim.rule.kind != "fixed":
             assert ledger.REPRODUCED in found and found & {ledger.NOT_REPRODUCED, ledger.FALSE}
+
+
+def _test_times_can_be_on_either_side(claim, preset):
+    found = [ledger.judge(claim, Measurement((x,) * 9), preset) for x in (-1e6, 1.0, claim.value or 1.0, 1e6)]
+    assert {one.group for one in found} == {ledger.TIMED}
+    assert {one.verdict.split()[-4] for one in found} == {"0", "1"}  # holds on N of 1 processor
 
 
 def _beyond(claim):
@@ -126,6 +136,14 @@ def test_a_direction_agrees_with_the_value_it_is_about(claim):
         at_threshold = claim.id in ("anti.attnscale.parameters", "anti.result.fine_tuning")  # "fewer than", "at least"
         if claim.value is not None and not at_threshold:
             assert ledger._holds(test, (claim.value,) * 9, claim.value)
+
+
+def test_what_is_a_time_on_this_machine_has_a_rule_of_times():
+    rules = {name: claim.rule.kind for name, claim in ledger.claims().items() if name.startswith("asa.time.")}
+    assert set(rules.values()) == {"timing", "fixed"} and list(rules.values()).count("timing") == 7
+    for name, claim in ledger.claims().items():
+        if re.search(r"\b(seconds?|faster|processor time|training step|timed)\b", claim.rule.statistic):
+            assert claim.rule.kind == "timing", name
 
 
 def test_the_claims_name_no_place_outside_the_project():
@@ -245,7 +263,138 @@ def test_a_direction_is_one_sided(values, threshold, by_sd, step):
 def test_any_numbers_give_a_verdict(values, preset, name):
     if all(not math.isfinite(value) or abs(value) < 1e100 for value in values):
         verdict = ledger.judge(ledger.claims()[name], Measurement(tuple(values)), preset)
-        assert verdict.verdict in ledger.VERDICTS and "\n" not in str(verdict)
+        assert verdict.group in ledger.VERDICTS and "\n" not in str(verdict)
+
+
+# --- Times and processors ---------------------------------------------------------------------------------------
+
+SPEED = make("timing", value=2.2, repetitions=3, test=ledger.Test("above", 2.0, 0.0), lower=ledger.Test("above", 1, 0))
+NEAR = make("timing", value=2.0, repetitions=3, test=ledger.Test("within", 0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("claim", "preset", "values", "verdict", "there"),
+    [
+        (SPEED, "gpu", (2.1, 2.5, 9), "holds on 1 of 1 processor", "holds"),
+        (SPEED, "gpu", (2.0, 2.5, 9), "holds on 0 of 1 processor", "undecided"),  # the edge is not above
+        (SPEED, "gpu", (1.1, 1.5, 1.9), "holds on 0 of 1 processor", "does not hold"),
+        (SPEED, "quick", (1.1, 1.5, 1.9), "direction holds on 1 of 1 processor", "holds"),
+        (SPEED, "gpu", (9, 9), "not run", "2 of 3 repetitions"),
+        (SPEED, "gpu", (9, 9, math.inf), "holds on 0 of 1 processor", "does not hold"),
+        (SPEED, "gpu", (), "not run", "0 of 3 repetitions"),
+        (NEAR, "gpu", (1.5, 2.0, 2.5), "holds on 1 of 1 processor", "holds"),  # both edges belong to it
+        (NEAR, "gpu", (1.4, 2.0, 2.1), "holds on 0 of 1 processor", "undecided"),
+        (NEAR, "gpu", (1.0, 2.0, 3.0), "holds on 0 of 1 processor", "undecided"),  # on both sides of the value
+        (NEAR, "gpu", (2.6, 2.7, 2.8), "holds on 0 of 1 processor", "does not hold"),
+    ],
+)
+def test_the_whole_range_of_times_decides(claim, preset, values, verdict, there):
+    found = ledger.judge(claim, Measurement(values, processors=("A",)), preset)
+    assert (found.verdict, found.detail) == (verdict, f"A: {there}" if values else there)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=6), st.sampled_from([SPEED, NEAR]))
+def test_times_hold_or_fail_only_where_every_repetition_agrees(values, claim):
+    word = ledger._on_one(claim, tuple(values), "gpu")
+    each = {ledger._on_one(claim, (value,), "gpu") for value in values}
+    assert word == ledger.UNDECIDED or each == {word}
+
+
+TIME = "asa.time.cpu.vit"
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """Return a function that records times as if on the processor it is given, where the rule is one of times."""
+    monkeypatch.setattr(ledger, "claims", lambda known=ledger.claims(): known | {
+        TIME: dataclasses.replace(SPEED, id=TIME, notebook="02_token_graying", tier="quick", unit="×")})
+
+    def record_on(processor, *values, **changes):
+        monkeypatch.setattr(provenance, "machine", lambda device: {"device_name": processor})
+        measured = {TIME: Measurement(values, **changes), "asa.tg.dct_order": Measurement((30.0,) * 8)}
+        return ledger.record(measured, notebook="02_token_graying", preset="quick", folder=tmp_path)
+
+    return record_on
+
+
+def times(folder):
+    return json.loads((folder / "quick" / "02_token_graying.json").read_text())["claims"][TIME]
+
+
+def test_another_processor_adds_a_row_and_the_same_one_replaces_its_own(tmp_path, on):
+    assert str(on("B", 1.0, 1.1, 1.2)[-1]) == f"{TIME}: holds on 0 of 1 processor (1 to 1.2 ×; B: does not hold)"
+    on("A", 2.1, 2.2, 2.3)
+    stored = ledger.stored("quick", tmp_path)[TIME]
+    assert stored.verdict == "holds on 1 of 2 processors" and stored.n == 6 and stored.group == ledger.TIMED
+    assert stored.detail == "A: holds; B: does not hold" and stored.measured == "2.1 to 2.3 / 1 to 1.2 ×"
+    assert times(tmp_path)["by_processor"]["B"] == {"values": [1.0, 1.1, 1.2], "verdict": "does not hold"}
+    first = (tmp_path / "quick" / "02_token_graying.json").read_bytes()
+    on("A", 2.1, 2.2, 2.3)
+    assert (tmp_path / "quick" / "02_token_graying.json").read_bytes() == first
+    on("B", 2.5, 2.6, 2.7)
+    assert times(tmp_path)["verdict"] == "holds on 2 of 2 processors" and times(tmp_path)["processors"] == ["A", "B"]
+    assert ledger.processors("quick", tmp_path) == {"A": 1, "B": 2}
+    assert ledger.summary(tmp_path)[ledger.TIMED] == 1
+    assert row(tmp_path, TIME)["verdict"] == "holds on 2 of 2 processors"
+
+
+def test_a_gpu_is_named_by_whoever_measured_on_it(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3, processors=("H200",))
+    assert list(times(tmp_path)["by_processor"]) == times(tmp_path)["processors"] == ["H200"]
+
+
+def test_a_damaged_file_is_replaced_and_its_rows_are_gone(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3)
+    path = tmp_path / "quick" / "02_token_graying.json"
+    for content in ("{", "[]", '{"schema": 2}', '{"schema": 2, "claims": {"a": 1}}'):
+        path.write_text(content)
+        on("B", 1.0, 1.1, 1.2)
+        assert list(times(tmp_path)["by_processor"]) == ["B"]
+
+
+def test_a_changed_rule_of_times_is_refused(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3)
+    _edit(tmp_path / "quick" / "02_token_graying.json", lambda c: c["claims"][TIME].update(verdict="reproduced"))
+    with pytest.raises(InputError, match=f"rule of {TIME} changed after the run: rerun 02_token_graying"):
+        ledger.verdicts(tmp_path)
+
+
+def old_schema(content):
+    """Turn a file into what schema 1 held: no processors, and the verdict of another rule for times."""
+    content["schema"] = 1
+    for entry in content["claims"].values():
+        del entry["processors"]
+        if rows := entry.pop("by_processor", None):
+            entry |= {"values": next(iter(rows.values()))["values"], "verdict": "reproduced"}
+
+
+def test_a_file_of_schema_1_is_read_and_its_processor_is_not_invented(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3)
+    _edit(tmp_path / "quick" / "02_token_graying.json", old_schema)
+    assert ledger.processors("quick", tmp_path) == {"not recorded": 2}
+    assert ledger.stored("quick", tmp_path)[TIME].detail == "not recorded: holds"
+    on("B", 1.0, 1.1, 1.2)
+    assert list(times(tmp_path)["by_processor"]) == ["B"]
+
+
+def test_a_processor_without_a_name_is_not_kept_beside_one_that_may_be_the_same(tmp_path, on):
+    on("A", 2.1, 2.2, 2.3, processors=("not recorded",))
+    assert list(times(tmp_path)["by_processor"]) == ["not recorded"]
+    on("B", 1.0, 1.1, 1.2)
+    assert list(times(tmp_path)["by_processor"]) == ["B"]
+
+
+def test_stored_runs_bring_their_processors(tmp_path, on, monkeypatch):
+    monkeypatch.setenv("COMPANION_RUNS", str(tmp_path / "runs"))
+    for name, processor in (("abc", "C"), ("def", "B"), ("other", "D")):
+        files.write(tmp_path / "runs" / "train" / name / "provenance.json",
+                    json.dumps({"machine": {"device_name": processor}}))
+    on("A")
+    record(tmp_path, {"asa.skip.both": Measurement((1.0,), ("abc", "def")), "asa.skip.no_ffn": Measurement((1.0,)),
+                      "asa.skip.no_sab": Measurement((1.0,), ("gone",))})
+    found = {name: one.measurement.processors for name, one in ledger.stored("quick", tmp_path).items()}
+    assert found["asa.skip.both"] == ("B", "C") and found["asa.skip.no_ffn"] == ("A",)
+    assert found["asa.skip.no_sab"] == ("not recorded",)
 
 
 # --- Recording --------------------------------------------------------------------------------------------------
@@ -327,7 +476,8 @@ def test_smoke_and_custom_runs_never_touch_the_committed_ledger(tmp_path, monkey
     for preset in ledger.RANK:
         record(None, preset=preset)
     written = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")}
-    assert written == {"ledger/quick", "ledger/gpu", "ledger/paper", "scratch/smoke", "scratch/custom"}
+    committed = {f"ledger/{preset}" for preset in ("quick", "replicate", "gpu", "paper")}
+    assert written == committed | {"scratch/smoke", "scratch/custom"}
 
 
 def test_the_committed_ledger_agrees_with_the_rules():
@@ -406,14 +556,18 @@ def _edit(path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(schema=2), "schema is 2, not 1"),
+        (lambda c: c.update(schema=3), "schema is 3, not 2"),
         (lambda c: c.pop("notebook"), "lacks 'notebook'"),
         (lambda c: c.update(preset="gpu"), "holds '01_skip_removal' in preset 'gpu'"),
         (lambda c: c.update(claims=[]), "is damaged"),
         (lambda c: c.update(extra=1), "unknown field of file 'extra'"),
         (lambda c: c["claims"].update({"asa.skip.gone": c["claims"]["asa.skip.drop_no_sab"]}), "unknown claim"),
         (lambda c: c["claims"]["asa.skip.drop_no_sab"].pop("runs"), "lacks 'runs'"),
-        (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(values="80"), "values and runs are tuples"),
+        (lambda c: c["claims"]["asa.skip.drop_no_sab"].pop("processors"), "lacks 'processors'"),
+        (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(by_processor={"A": {"values": [1]}}), "has by_processor"),
+        (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(by_processor={"A": {}}), "is damaged"),
+        (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(by_processor=[1]), "is damaged"),
+        (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(values="80"), "values, runs and processors are tuples"),
         (lambda c: c["claims"]["asa.skip.drop_no_sab"].update(values=["many"]), "is damaged"),
         (lambda c: c["claims"]["asa.skip.phase_diagram"].update(cases=0), "violations <= cases"),
     ],
@@ -427,7 +581,8 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, change, message):
     assert f"quick/{SKIP}.json" in text and f"rerun {SKIP} in preset quick" in text and "\n" not in text
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"schema": 1}', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"schema": 1}', b'{"schema": 2}',
+    b'{"schema": 1, "notebook": 1, "preset": 1, "claims": [1]}', b"[" * 100_000])  # fmt: skip
 def test_a_file_of_nonsense_is_named_with_what_to_do(tmp_path, content):
     (tmp_path / "quick").mkdir()
     (tmp_path / "quick" / f"{SKIP}.json").write_bytes(content)
@@ -484,6 +639,29 @@ def read(tmp_path, text):
     path = tmp_path / "claims.yaml"
     path.write_text(text, encoding="utf-8")
     return ledger.claims(path)
+
+
+TIMED_SMALL = SMALL.replace("{kind: statement, statistic: Counted., cases: 10}",
+                            "{kind: timing, statistic: S., repetitions: 3, test: {above: 2}}").replace(
+                            "    tier: quick\n", "    tier: quick\n    unit: ×\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("repetitions: 3, ", "", "asa.a.theorem: timing rule lacks 'repetitions'"),
+        ("repetitions: 3", "repetitions: 0", "asa.a.theorem: repetitions must be a whole number >= 1, not 0"),
+        ("{above: 2}", "{above: 2, by_sd: 1}", "asa.a.theorem: unknown field of test 'by_sd' (allowed: above, below"),
+        ("{above: 2}", "{above: 2}, lower: {above: 1, seeds: 3}", "asa.a.theorem: unknown field of lower 'seeds'"),
+        ("{above: 2}", "{above: 2}, seeds: 3", "asa.a.theorem: unknown field of timing rule 'seeds'"),
+        ("    unit: ×\n", "", "asa.a.theorem: claim with a timing rule lacks 'unit'"),
+    ],
+)  # fmt: skip
+def test_a_malformed_rule_of_times_is_named(tmp_path, old, new, message):
+    assert read(tmp_path, TIMED_SMALL)["asa.a.theorem"].rule.test == ledger.Test("above", 2.0, 0.0)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        read(tmp_path, TIMED_SMALL.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_small_example_is_well_formed(tmp_path):

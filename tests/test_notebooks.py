@@ -194,7 +194,7 @@ def test_every_large_preset_runs_for_two_batches(notebook, preset, hub, store, t
     values = yaml.safe_load(params.preset_path(notebook, preset).read_text())
     parameters = tmp_path / "few.yaml"
     parameters.write_text(yaml.safe_dump(two_batches(notebook, values)))
-    monkeypatch.setattr(workflow, "preset_path", lambda *names: parameters)
+    monkeypatch.setattr(params, "preset_path", lambda *names: parameters)
     workflow.execute(notebook, preset, tmp_path / "out.ipynb")
     assert (tmp_path / "out.ipynb").exists()
 

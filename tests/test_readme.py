@@ -16,6 +16,7 @@ SMOKE = "-f notebooks/presets/smoke/01_skip_removal.yaml"
 # How each command is run here. A make target is expanded; what it would start is run by the tests of the workflow.
 RUN = {
     "make reproduce": "make --dry-run reproduce",
+    "make replicate": "make --dry-run replicate",
     "make test": "make --dry-run test",
     "make pretrained": "make --dry-run pretrained",
     "make app": "make --dry-run app && .venv/bin/voila --version",  # test_browser.py opens the page

@@ -83,7 +83,7 @@ def test_the_encoder_sees_the_shown_patches_alone():
     torch.manual_seed(5)
     first = model(images, images)
     torch.manual_seed(5)
-    keep, hidden = selfsupervised.random_token_mask((3, 17), TINY.mask_ratio)
+    keep, hidden = selfsupervised.random_masks(3, 17, TINY.mask_ratio)
     assert hidden.shape == (3, 12) and (hidden > 0).all() and (keep[:, 0] == 0).all()
     shown = patchify(images, 7).clone()
     for image, places in enumerate(hidden - 1):

@@ -12,6 +12,7 @@ from interruption import equal, interrupted
 from interruption import weights as weights_of
 from test_loop import TINY
 
+from lib import draws
 from lib.errors import InputError
 from lib.models import create_model
 from lib.models.skipless import HEADS, MLPS, SkiplessInit, query_key
@@ -38,7 +39,7 @@ def test_value_and_output_multiply_to_a_scaled_orthogonal_matrix(c):
         singular = np.linalg.svd(w_v @ w_o, compute_uv=False)
         assert singular.max() / singular.min() - 1 < 1e-5
         assert singular.max() == pytest.approx(c**2, rel=1e-5)
-        assert np.abs(w_v - w_o.T).max() > 0.1 * c  # U and V of one matrix, not of a symmetric one
+        assert np.abs(w_v - w_o.T).max() > 0.1 * c  # U and V are not the same
 
 
 def test_biases_are_zero_and_nothing_outside_the_blocks_moves():
@@ -60,8 +61,8 @@ def test_every_head_has_the_best_approximation_split_evenly(shape, alpha, beta, 
     torch.manual_seed(seed)
     w_q, w_k = (w.numpy() for w in query_key(SkiplessInit(alpha, beta), d, heads))
     torch.manual_seed(seed)
-    for head in range(heads):
-        target = alpha * torch.randn(d, d, dtype=torch.float64).numpy() / math.sqrt(d) + beta * np.eye(d)
+    for head, z in enumerate(draws.normal(heads, d, d).numpy()):
+        target = alpha * z / math.sqrt(d) + beta * np.eye(d)
         columns = slice(head * d // heads, (head + 1) * d // heads)
         u, s, vh = np.linalg.svd(target)
         best = (u[:, : d // heads] * s[: d // heads]) @ vh[: d // heads]
@@ -74,7 +75,7 @@ def test_the_readings_differ_as_they_say():
     torch.manual_seed(1)
     w_q, w_k = (w.numpy() for w in query_key(SkiplessInit(heads="split"), 24, 4))
     torch.manual_seed(1)
-    target = 2 * torch.randn(24, 24, dtype=torch.float64).numpy() / math.sqrt(24) + 0.6 * np.eye(24)
+    target = 2 * draws.normal(24, 24).numpy() / math.sqrt(24) + 0.6 * np.eye(24)
     assert np.allclose(w_q @ w_k.T, target, atol=1e-8)
     shared = query_key(SkiplessInit(heads="shared"), 24, 4)[0]
     assert torch.equal(shared[:, :6], shared[:, 6:12])
@@ -144,14 +145,14 @@ def test_it_rescues_a_deep_model_without_skips(tmp_path):
 
 
 def test_soap_trains_and_resumes_bit_for_bit(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, optimizer="soap", epochs=2)
+    config = dataclasses.replace(TINY, optimizer="soap", epochs=4, learning_rate=1e-2)
     whole = loop.train(config, tmp_path / "whole")
     with interrupted(monkeypatch):
         loop.train(config, tmp_path / "parts")
     parts = loop.train(config, tmp_path / "parts")
     assert parts["history"] == whole["history"]
     assert equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
-    assert whole["history"][-1]["train_loss"] < math.log(10)
+    assert whole["history"][-1]["train_loss"] < 0.95 * math.log(10)  # of a constant guess
 
 
 def test_soap_decays_what_timm_decays(tmp_path):

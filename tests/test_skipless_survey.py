@@ -13,6 +13,7 @@ import torch
 from test_dino import TINY as DINO
 from test_loop import TINY
 
+from lib import draws
 from lib.companion import ledger, runs, skipless_figures, skipless_survey
 from lib.models.skipless import SkiplessInit
 from lib.theory.jacobian import attention, autograd_jacobian
@@ -123,7 +124,7 @@ def test_only_shared_out_triples_add_up_to_the_target():
     whole = skipless_survey.query_key_distances(INIT, 16, 1, [0])
     assert (whole["each head"] < 1e-8).all()  # a single head of full width holds all of it
     torch.manual_seed(0)
-    targets = [2.0 / 4 * torch.randn(16, 16, dtype=torch.float64).numpy() + 0.6 * np.eye(16) for _ in range(2)]
+    targets = [2.0 / 4 * z + 0.6 * np.eye(16) for z in draws.normal(2, 16, 16).numpy()]
     least = [np.linalg.norm(np.linalg.svd(target, compute_uv=False)[8:]) / np.linalg.norm(target) for target in targets]
     own = skipless_survey.query_key_distances(INIT, 16, 2, [0]).loc["a Z for each head"]
     assert own["each head"] == pytest.approx(np.mean(least))  # every head holds the best part of rank 8 of its own

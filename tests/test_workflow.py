@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -29,7 +30,7 @@ def project(tmp_path, monkeypatch):
     for name, text in {"data/claims.yaml": "claims: {}\n", "data/fashion_mnist/SHA256SUMS": "", "requirements.lock": "",
                        "benchmarks/results/loop.md": "fast\n",
                        "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}between\n"
-                                    f"{LOOP_START}{LOOP_END}after\n"}.items():
+                                    f"{LOOP_START}{LOOP_END}{workflow.RERUN_START}{workflow.RERUN_END}after\n"}.items():
         files.write(tmp_path / name, text)
     cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
              v4.new_code_cell("print(x)")]
@@ -55,7 +56,7 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     assert published.metadata.companion["figures"] == ["01_one"] and "papermill" not in text and "/somewhere" not in text
     readme = (project / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
-    assert f"between\n{LOOP_START}fast\n{LOOP_END}" in readme
+    assert f"between\n{LOOP_START}fast\n{LOOP_END}" in readme and "No run with other seeds is stored yet." in readme
     assert workflow.check() == []
     workflow.publish()
     assert fingerprint.notebook_path(NAME).read_text() == text and (project / "README.md").read_text() == readme
@@ -101,18 +102,51 @@ def test_a_preset_reaches_the_notebook(project):
     assert nbformat.read(project / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "41\n"
 
 
+@pytest.mark.slow
+def test_replicate_runs_the_notebook_with_other_seeds(project):
+    path = fingerprint.notebook_path(NAME)
+    path.write_text(path.read_text().replace("x: int = 3  # a number", "seeds: list[int] = [0, 7]  # some").replace("print(x)", "print(seeds)"))
+    workflow.execute(NAME, "replicate", project / "out.ipynb")
+    assert nbformat.read(project / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "[1000, 1007]\n"
+
+
+def recorded(project, values, preset):
+    return ledger.record({"asa.skip.drop_no_sab": ledger.Measurement(values)}, notebook=NAME, preset=preset)
+
+
+def test_a_rerun_is_compared_and_the_readme_shows_it(project, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["workflow", "compare"])
+    for preset, said in (("quick", "preset quick in .*: run make reproduce"), ("replicate", "replicate in .*: run make replicate")):
+        assert workflow.main() == 1
+        assert re.search(f"^there are no results of {said}$" if preset == "quick" else said, capsys.readouterr().err.strip())
+        recorded(project, (-18, -20, -16), preset)
+    published = {path: path.read_bytes() for path in project.rglob("*") if path.is_file() and path.name != "README.md"}
+    assert workflow.main() == 0
+    assert "| agree |" in (readme := (project / "README.md").read_text()) and readme.endswith("after\n")
+    recorded(project, (3, 1, 2), "replicate")
+    assert workflow.main() == 1
+    out, err = capsys.readouterr()
+    assert err == ("1 of 285 verdicts are contradicted by other seeds: asa.skip.drop_no_sab: direction only (-18.0 ± 2.0 points) "
+                   "in quick, not reproduced (+2.0 ± 1.0 points) with other seeds\n".replace("285", str(len(ledger.claims()))))
+    row = "| asa.skip.drop_no_sab | direction only (-18.0 ± 2.0 points) | not reproduced (+2.0 ± 1.0 points) |"
+    assert row in out and row in (project / "README.md").read_text()
+    changed = {path for path, content in published.items() if path.read_bytes() != content}
+    assert changed == {project / "data" / "ledger" / "replicate" / f"{NAME}.json"}
+
+
 def test_an_unknown_preset_is_refused(project):
     with pytest.raises(InputError, match=f"{NAME} has no preset 'gpu'"):
         workflow.execute(NAME, "gpu", project / "out.ipynb")
 
 
 @pytest.mark.slow
-def test_the_snakefile_plans_every_notebook_once():
+@pytest.mark.parametrize("preset", ["gpu", "replicate"])
+def test_the_snakefile_plans_every_notebook_once(preset):
     done = subprocess.run([sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "--forceall", "--config",
-                           "preset=gpu"], cwd=files.ROOT, capture_output=True, text=True)
+                           f"preset={preset}"], cwd=files.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for notebook in fingerprint.notebooks():
-        assert f"output: build/gpu/{notebook}.ipynb" in done.stdout
+        assert f"output: build/{preset}/{notebook}.ipynb" in done.stdout
     assert f"notebook {len(fingerprint.notebooks())}" in " ".join(done.stdout.split())
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import timm
@@ -367,6 +368,7 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     else:
         said.append(f"skip removal: not recorded, {whole['epochs']} epochs on {whole['data']} would be needed")
     for notebook, measurements in measured.items():
+        measurements = {name: replace(one, processors=(found["device"]["device_name"],)) for name, one in measurements.items()}
         path = folder / "gpu" / f"{notebook}.json"
         entries = json.loads(path.read_text())["claims"].values() if path.exists() else ()
         if all(entry["note"].startswith(MARK) for entry in entries):

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.linalg import eigvals, matrix_norm, matrix_power, qr, svd, svdvals
 
+from lib import draws
 from lib.companion.figures import PALETTE
 from lib.errors import InputError, unknown
 from lib.theory import bounds
@@ -217,7 +218,7 @@ def low_pass(temperature: float, tokens: int, layers: int, logits: str) -> Found
 def _filter(temperature: float, tokens: int, logits: str) -> tuple[Tensor, float]:
     """Return the attention map (tokens, tokens) and the modulus of its second eigenvalue."""
     if logits == "random":
-        p = torch.randn(tokens, tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        p = draws.normal(tokens, tokens, generator=torch.Generator().manual_seed(0))
     elif logits == "distance":
         places = torch.cartesian_prod(*2 * [torch.arange(GRIDS[tokens], dtype=torch.float64)])
         p = -torch.cdist(places, places).square() / 2
@@ -289,8 +290,8 @@ def skip_strength(s: float, sharpness: float, tokens: int, draw: int) -> Found:
 def _branch(sharpness: float, tokens: int, draw: int) -> tuple[Tensor, ...]:
     """Return X and SA(X) (tokens, WIDTH), K, and κ of sX + SA(X) and of K + sI at all STRENGTHS."""
     generator = torch.Generator().manual_seed(draw)
-    x = torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64)
-    w_q, w_k, w_v, w_o = torch.randn(4, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
+    x = draws.normal(tokens, WIDTH, generator=generator)
+    w_q, w_k, w_v, w_o = draws.normal(4, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
     weights = (sharpness * w_q, w_k, w_v, w_o)
     output, k = attention(x, *weights), attention_jacobian(x, *weights)
     s = STRENGTHS[:, None, None]
@@ -404,7 +405,7 @@ def _unit_logits(tokens: int, pattern: str) -> Tensor:
     """Return LAYERS logits (LAYERS, n, n) in [−1, 1], both ends among them."""
     generator = torch.Generator().manual_seed(tokens)
     if pattern == "random":
-        p = torch.rand(LAYERS, tokens, tokens, generator=generator, dtype=torch.float64) * 2 - 1
+        p = draws.uniform(LAYERS, tokens, tokens, generator=generator) * 2 - 1
         return p / p.abs().amax(dim=(1, 2), keepdim=True)
     camps = torch.arange(tokens) % 2
     return (2.0 * torch.nn.functional.one_hot(camps, tokens).double() - 1).expand(LAYERS, -1, -1)
@@ -423,8 +424,8 @@ def _exact_gain(logits: Tensor) -> Tensor:
 def _decay(logits: Tensor, norm: float) -> Tensor:
     """Return ‖HC‖ of random tokens through layers with `logits` (L, n, n), relative to the input: (L + 1,)."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(logits.shape[-1], 8, generator=generator, dtype=torch.float64)
-    w_v = norm * qr(torch.randn(8, 8, generator=generator, dtype=torch.float64)).Q
+    x = draws.normal(logits.shape[-1], 8, generator=generator)
+    w_v = norm * qr(draws.normal(8, 8, generator=generator)).Q
     sizes = [matrix_norm(hc(x))]
     for p in logits:
         x = torch.softmax(p, dim=-1) @ x @ w_v
@@ -551,7 +552,7 @@ def skipless(alpha: float, beta: float, c: float, heads: int, similarity: float)
 def _initial(similarity: float) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Return layer-normed tokens (n, d), four Gaussian weights, and the two orthogonal factors of another."""
     generator = torch.Generator().manual_seed(0)
-    normal = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+    normal = functools.partial(draws.normal, generator=generator)
     x = similarity**0.5 * normal(1, INIT_WIDTH) + (1 - similarity) ** 0.5 * normal(INIT_TOKENS, INIT_WIDTH)
     x = torch.nn.functional.layer_norm(x, (INIT_WIDTH,))
     gaussian = normal(4, INIT_WIDTH, INIT_WIDTH) / INIT_WIDTH**0.5

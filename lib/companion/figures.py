@@ -15,7 +15,7 @@ from lib.companion import fingerprint
 from lib.companion.params import Parameters
 
 PALETTE = seaborn.color_palette("colorblind")
-UNCOMMITTED = ("smoke", "custom")  # presets whose figures are not results
+UNCOMMITTED = ("replicate", "smoke", "custom")  # presets whose figures are not results
 
 
 def theme() -> None:

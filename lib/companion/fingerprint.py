@@ -19,7 +19,8 @@ import yaml
 from lib.files import ROOT
 
 OVERVIEW = "00_overview"  # shows what all the others found
-PRESETS = ("quick", "smoke", "gpu", "paper")
+PRESETS = ("quick", "replicate", "smoke", "gpu", "paper")
+COMPUTED = ("quick", "replicate")  # presets without files: a notebook's own defaults, and these with other seeds
 
 # The pinned packages that decide a number or the look of a figure.
 DECIDING_PACKAGES = ("accelerate", "datasets", "lightly", "matplotlib", "numpy", "pandas", "pytorch-optimizer",
@@ -94,7 +95,7 @@ def notebook_path(notebook: str) -> Path:
 
 
 def preset_path(notebook: str, preset: str) -> Path:
-    """Return the file of a notebook's preset; quick has none, it is the notebook's own defaults."""
+    """Return the file of a notebook's preset; those of COMPUTED have none."""
     return ROOT / "notebooks" / "presets" / preset / f"{notebook}.yaml"
 
 

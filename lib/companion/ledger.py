@@ -11,7 +11,7 @@ import operator
 import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import repr as short
@@ -23,24 +23,28 @@ from lib import files
 from lib.errors import InputError, unknown
 
 CLAIMS = files.ROOT / "data" / "claims.yaml"
-LEDGER = files.ROOT / "data" / "ledger"  # committed: the presets in TIERS
+LEDGER = files.ROOT / "data" / "ledger"  # committed: the presets in TIERS, and replicate: quick with other seeds
 SCRATCH = files.ROOT / "build" / "ledger"  # not committed: smoke, and custom (a run with changed parameters)
 
 TIERS = ("quick", "gpu", "paper")
-RANK = {"smoke": 0, "custom": 0, "quick": 0, "gpu": 1, "paper": 2}
+UNCOMMITTED = ("smoke", "custom")
+RANK = {"smoke": 0, "custom": 0, "quick": 0, "replicate": 0, "gpu": 1, "paper": 2}
 NOTEBOOKS = ("01_skip_removal", "02_token_graying", "03_low_pass", "04_bounds", "05_anti_oversmoothing", "06_skipless")
 
 REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED, NOT_RUN = "reproduced", "direction only", "not reproduced", "not run"
 FALSE = "false as stated"
 VAGUE, DISAGREE, UNCHECKABLE = "vague", "sources disagree", "cannot be checked from our sources"
-VERDICTS = (REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED, FALSE, VAGUE, DISAGREE, UNCHECKABLE, NOT_RUN)
+TIMED = "depends on the processor"  # how the tables count the claims about times, whose verdict names processors
+VERDICTS = (REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED, FALSE, TIMED, VAGUE, DISAGREE, UNCHECKABLE, NOT_RUN)
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"  # what times say on one processor
 
-SCHEMA = 1
+SCHEMA = 2
+NOT_RECORDED = "not recorded"  # the processor of what a file of schema 1 holds
 
 
 @dataclass(frozen=True)
 class Test:
-    """Ask whether a mean lies on the right side of a threshold, `by_sd` standard deviations to spare."""
+    """Ask whether a mean, or a whole range of times, is on the right side of a threshold, `by_sd` sd to spare."""
 
     op: str  # below, above, or within (a distance from the claim's value)
     threshold: float
@@ -56,6 +60,7 @@ class Rule:
     statistic: str = ""
     seeds: int = 0
     cases: int = 0
+    repetitions: int = 0
     choose: str = ""
     test: Test | None = None
     lower: Test | None = None
@@ -82,26 +87,39 @@ class Claim:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a notebook measured: `values`, one a seed, or `violations` among `cases`; and the `runs` it came from."""
+    """What a notebook measured: `values`, one a seed, or `violations` among `cases`; and the `runs` it came from.
+
+    `processors` computed it; `record` fills them in. The ledger keeps times as `by_processor`, each one's own values.
+    """
 
     values: tuple[float, ...] = ()
     runs: tuple[str, ...] = ()
     note: str = ""
     violations: int | None = None
     cases: int | None = None
+    processors: tuple[str, ...] = ()
+    by_processor: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Take numpy's numbers too; refuse what is no number."""
         try:
-            if isinstance(self.values, str) or isinstance(self.runs, str):
-                raise TypeError("values and runs are tuples, not text")
-            plain = {"values": tuple(map(float, self.values)), "runs": tuple(map(str, self.runs))}
+            if any(isinstance(part, str) for part in (self.values, self.runs, self.processors)):
+                raise TypeError("values, runs and processors are tuples, not text")
+            plain = {"values": tuple(map(float, self.values)), "runs": tuple(map(str, self.runs)),
+                     "processors": tuple(map(str, self.processors)),
+                     "by_processor": {str(name): tuple(map(float, row)) for name, row in self.by_processor.items()}}
             counts = {"violations": self.violations, "cases": self.cases}
             plain |= {name: None if count is None else operator.index(count) for name, count in counts.items()}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"a measurement has numbers as values and whole numbers as counts ({error})") from error
         for name, value in plain.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def rows(self) -> Mapping[str, tuple[float, ...]]:
+        """Return times by the processor they were measured on."""
+        return self.by_processor or ({self.processors[0] if self.processors else NOT_RECORDED: self.values}
+                                     if self.values else {})
 
 
 @dataclass(frozen=True)
@@ -115,13 +133,22 @@ class Verdict:
     measurement: Measurement = field(default_factory=Measurement)
 
     @property
+    def group(self) -> str:
+        """Return which of VERDICTS it counts as: TIMED for times, whose verdict names a number of processors."""
+        return TIMED if self.claim.rule.kind == "timing" and self.verdict != NOT_RUN else self.verdict
+
+    @property
     def n(self) -> int:
-        """Return the number of values, or of cases."""
-        return len(self.measurement.values) or self.measurement.cases or 0
+        """Return the number of values, on all processors together, or of cases."""
+        values = self.measurement.values or sum(self.measurement.by_processor.values(), ())
+        return len(values) or self.measurement.cases or 0
 
     @property
     def measured(self) -> str:
-        """Return the measurement in words, such as '80.5 ± 0.7 % top-1'; empty where there is none."""
+        """Return the measurement in words, such as '80.5 ± 0.7 % top-1', or for times the range on each processor."""
+        if self.claim.rule.kind == "timing":
+            ranges = [_range(values, self.claim.unit) for values in self.measurement.rows.values()]
+            return f"{' / '.join(ranges)} {self.claim.unit}" if ranges else ""
         if self.measurement.cases is not None:
             return f"{self.measurement.violations} of {self.measurement.cases} violate it"
         if not self.measurement.values:
@@ -156,23 +183,26 @@ def record(
 
     The file is written whole or not at all, and belongs to this notebook and preset alone, so that jobs never collide.
     It goes to LEDGER, to SCRATCH for the presets smoke and custom, or to `folder`. Verdicts come in the order of
-    data/claims.yaml. Raises InputError for an unknown claim, one of another notebook, or a malformed measurement.
+    data/claims.yaml. What stored runs measured carries their processors, anything else this machine's. Times measured
+    on other processors stay beside the new ones. Raises InputError for an unknown claim, one of another notebook, or a
+    malformed measurement.
     """
     _choice("notebook", notebook, NOTEBOOKS)
     _choice("preset", preset, RANK)
     known = claims()
     for name, measurement in measurements.items():
         _check(name, measurement, known, notebook)
-    judged = [judge(known[name], measurements[name], preset) for name in known if name in measurements]
+    path = (folder or (SCRATCH if preset in UNCOMMITTED else LEDGER)) / preset / f"{notebook}.json"
+    before = _rows_before(path)
+    judged = [judge(known[name], _placed(known[name], measurements[name], before.get(name, {})), preset)
+              for name in known if name in measurements]
     content = {
         "schema": SCHEMA,
         "notebook": notebook,
         "preset": preset,
         "claims": {verdict.claim.id: _store(verdict) for verdict in judged},
     }
-    root = folder or (LEDGER if preset in TIERS else SCRATCH)
-    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    files.write(root / preset / f"{notebook}.json", text + "\n")
+    files.write(path, json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
     return judged
 
 
@@ -187,15 +217,28 @@ def verdicts(folder: Path | None = None) -> list[Verdict]:
 
     Raises InputError where a file is damaged, or where its rule now gives another verdict than when it was run.
     """
-    best = {
-        claim.id: Verdict(claim, claim.rule.verdict or NOT_RUN, claim.rule.evidence) for claim in claims().values()
-    }
-    for preset in TIERS:
-        for path in sorted(((folder or LEDGER) / preset).glob("*.json")):
-            for verdict in _load(path):
-                if verdict.verdict != NOT_RUN or best[verdict.claim.id].verdict == NOT_RUN:
-                    best[verdict.claim.id] = verdict
+    best = stored("quick", folder)
+    for preset in TIERS[1:]:
+        for name, verdict in stored(preset, folder).items():
+            decided = verdict.preset and verdict.verdict != NOT_RUN
+            if decided or (verdict.preset and best[name].verdict == NOT_RUN):
+                best[name] = verdict
     return list(best.values())
+
+
+def stored(preset: str, folder: Path | None = None) -> dict[str, Verdict]:
+    """Return one verdict a claim by its id, from what is stored of one preset; raises InputError as `verdicts` does."""
+    found = {claim.id: Verdict(claim, claim.rule.verdict or NOT_RUN, claim.rule.evidence)
+             for claim in claims().values()}
+    for path in sorted(((folder or LEDGER) / preset).glob("*.json")):
+        found |= {verdict.claim.id: verdict for verdict in _load(path)}
+    return found
+
+
+def processors(preset: str, folder: Path | None = None) -> dict[str, int]:
+    """Return on which processors the stored values of a preset were computed: each name and of how many claims."""
+    names = [name for verdict in stored(preset, folder).values() for name in verdict.measurement.processors]
+    return {name: names.count(name) for name in sorted(set(names))}
 
 
 def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFrame:
@@ -210,6 +253,7 @@ def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFra
             "measured": verdict.measured,
             "n": verdict.n,
             "verdict": verdict.verdict,
+            "group": verdict.group,
             "preset": verdict.preset,
             "notebook": verdict.claim.notebook,
             "detail": verdict.detail,
@@ -235,7 +279,7 @@ def markdown(notebook: str | None = None, folder: Path | None = None, *, folded:
         shown = mine[(mine["verdict"] != NOT_RUN) | (mine["n"] > 0)]
         waiting = f"Not run yet: {len(mine) - len(shown)} of {len(mine)} claims.\n" if len(mine) > len(shown) else ""
         named = shown.assign(claim=shown["statement"] + " `" + shown["claim"] + "`")
-        content = (_grid(columns, named[columns].itertuples(index=False)) if len(shown) else "") + waiting
+        content = (grid(columns, named[columns].itertuples(index=False)) if len(shown) else "") + waiting
         if folded:
             count = f"{len(shown)} of {len(mine)} claims"
             parts.append(f"<details>\n<summary>{citation} ({count})</summary>\n\n{content}\n</details>\n")
@@ -247,20 +291,20 @@ def markdown(notebook: str | None = None, folder: Path | None = None, *, folded:
 def _counts(rows: pd.DataFrame) -> str:
     """Return a Markdown table: how many claims of each paper have which verdict."""
     paper = rows["claim"].str.partition(".")[0].map({name: text.split(". ")[-3] for name, text in papers().items()})
-    counts = rows.groupby([paper, "verdict"], sort=False).size().unstack(fill_value=0)
+    counts = rows.groupby([paper, "group"], sort=False).size().unstack(fill_value=0)
     verdicts_seen = [verdict for verdict in VERDICTS if verdict in counts]
-    return _grid(["claims of", *verdicts_seen], counts[verdicts_seen].itertuples())
+    return grid(["claims of", *verdicts_seen], counts[verdicts_seen].itertuples())
 
 
-def _grid(columns: Sequence[str], rows: Iterable[tuple]) -> str:
-    """Return a Markdown table."""
+def grid(columns: Sequence[str], rows: Iterable[tuple]) -> str:
+    """Return a Markdown table, and an empty line."""
     lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
 
 
 def summary(folder: Path | None = None) -> dict[str, int]:
     """Return how many claims have each verdict."""
-    found = [verdict.verdict for verdict in verdicts(folder)]
+    found = [verdict.group for verdict in verdicts(folder)]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
 
 
@@ -278,6 +322,8 @@ def _decide(claim: Claim, measurement: Measurement, preset: str) -> tuple[str, s
     rule, values = claim.rule, measurement.values
     if rule.kind == "fixed":
         return rule.verdict, "; ".join(part for part in (_nearest(claim, values), rule.evidence) if part)
+    if rule.kind == "timing":
+        return _decide_times(claim, measurement, preset)
     positive = REPRODUCED if RANK[preset] >= RANK[claim.tier] else DIRECTION_ONLY
     if rule.kind == "statement":
         if measurement.violations:
@@ -291,6 +337,32 @@ def _decide(claim: Claim, measurement: Measurement, preset: str) -> tuple[str, s
     if _not_finite(values):
         return NOT_REPRODUCED, ""
     return (positive if _holds(test, values, claim.value or 0.0) else NOT_REPRODUCED), ""
+
+
+def _decide_times(claim: Claim, measurement: Measurement, preset: str) -> tuple[str, str]:
+    """Say on how many processors a claim about times holds, and what each one says."""
+    rows, count = measurement.rows, claim.rule.repetitions
+    enough = {name: values for name, values in rows.items() if len(values) >= count}
+    said = {name: f"{len(values)} of {count} repetitions" for name, values in rows.items()}
+    said |= {name: _on_one(claim, values, preset) for name, values in enough.items()}
+    detail = "; ".join(f"{name}: {word}" for name, word in said.items()) or f"0 of {count} repetitions"
+    if not enough:
+        return NOT_RUN, detail
+    what = HOLDS if RANK[preset] >= RANK[claim.tier] else f"direction {HOLDS}"
+    held = sum(said[name] == HOLDS for name in enough)
+    return f"{what} on {held} of {len(enough)} processor{'s' if len(enough) > 1 else ''}", detail
+
+
+def _on_one(claim: Claim, values: tuple[float, ...], preset: str) -> str:
+    """Say what times on one processor decide: nothing where their range lies on both sides of the threshold."""
+    rule, centre = claim.rule, claim.value or 0.0
+    test = rule.lower if rule.lower and RANK[preset] < RANK[claim.tier] else rule.test
+    if _not_finite(values):
+        return FAILS
+    low, high = min(values), max(values)
+    ends = [_holds(test, (end,), centre) for end in (low, high)]
+    around = test.op == "within" and low < centre < high
+    return HOLDS if all(ends) else UNDECIDED if any(ends) or around else FAILS
 
 
 def _test_at(claim: Claim, preset: str) -> Test | None:
@@ -333,6 +405,8 @@ def _check(name: str, measurement: Measurement, known: Mapping[str, Claim], note
     if claim.notebook != notebook:
         raise InputError(f"{name} belongs to notebook {claim.notebook}, not to {notebook}")
     violations, cases = measurement.violations, measurement.cases
+    if measurement.by_processor and (claim.rule.kind != "timing" or measurement.values):
+        raise InputError(f"{name} has by_processor, which only claims about times have, and in place of values")
     if claim.rule.kind != "statement":
         if (violations, cases) != (None, None):
             raise InputError(f"{name} is no statement: give values, no violations and cases")
@@ -342,13 +416,70 @@ def _check(name: str, measurement: Measurement, known: Mapping[str, Claim], note
         raise InputError(f"{name} has violations: describe a counterexample in the note")
 
 
+def _placed(claim: Claim, measurement: Measurement, before: Mapping[str, tuple[float, ...]]) -> Measurement:
+    """Say which processors computed a measurement; put times beside those measured `before` on others."""
+    from lib.companion import provenance, runs  # readers of the ledger need no torch
+
+    computed = measurement.processors or runs.processors(measurement.runs)
+    if not computed:
+        computed = (NOT_RECORDED if measurement.runs else provenance.machine("cpu")["device_name"],)
+    measurement = replace(measurement, processors=computed)
+    if claim.rule.kind != "timing":
+        return measurement
+    rows = dict(sorted({**before, **measurement.rows}.items()))
+    return replace(measurement, values=(), processors=tuple(rows or computed), by_processor=rows)
+
+
+def _rows_before(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return each claim's times by processor as a file holds them; nothing of a file that cannot be read.
+
+    A processor without a name is left out: it might be the one that measures now.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        found = {name: dict(_measurement(entry).by_processor) for name, entry in entries.items()}
+        for rows in found.values():
+            rows.pop(NOT_RECORDED, None)
+        return found
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return {}
+
+
 def _store(verdict: Verdict) -> dict[str, object]:
     measurement = verdict.measurement
-    stored = {"verdict": verdict.verdict, "runs": list(measurement.runs), "note": measurement.note}
+    entry = {"verdict": verdict.verdict, "runs": list(measurement.runs), "note": measurement.note,
+             "processors": list(measurement.processors)}
     if measurement.cases is not None:
-        return stored | {"violations": measurement.violations, "cases": measurement.cases}
-    # JSON has no infinities: they are stored as the words inf, -inf and nan, which float() reads.
-    return stored | {"values": [v if math.isfinite(v) else str(v) for v in measurement.values]}
+        return entry | {"violations": measurement.violations, "cases": measurement.cases}
+    if verdict.claim.rule.kind == "timing":
+        return entry | {"by_processor": {
+            name: {"values": _words(values), "verdict": _on_one(verdict.claim, values, verdict.preset)}
+            for name, values in measurement.by_processor.items()}}
+    return entry | {"values": _words(measurement.values)}
+
+
+def _words(values: tuple[float, ...]) -> list[float | str]:
+    """Write infinities, which JSON has not, as the words inf, -inf and nan, which float() reads."""
+    return [value if math.isfinite(value) else str(value) for value in values]
+
+
+def _measurement(entry: Mapping) -> Measurement:
+    """Return what an entry of a file holds."""
+    parts = {part: value for part, value in entry.items() if part not in ("verdict", "by_processor")}
+    rows = {name: row["values"] for name, row in entry.get("by_processor", {}).items()}
+    return Measurement(**parts, by_processor=rows)
+
+
+def _upgraded(content: dict, known: Mapping[str, Claim]) -> dict:
+    """Return a file of schema 1 as one of schema 2: it named no processor, and another rule judged its times."""
+    entries = {}
+    for name, entry in content["claims"].items():
+        entries[name] = entry | {"processors": [NOT_RECORDED]}
+        if name in known and known[name].rule.kind == "timing":
+            values = entries[name].pop("values")
+            rows = {NOT_RECORDED: {"values": values}} if values else {}
+            entries[name] |= {"by_processor": rows, "verdict": None}
+    return content | {"schema": SCHEMA, "claims": entries}
 
 
 def _load(path: Path) -> list[Verdict]:
@@ -357,26 +488,29 @@ def _load(path: Path) -> list[Verdict]:
     known = claims()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("schema") != SCHEMA:
+        if isinstance(content, dict) and content.get("schema") not in (1, SCHEMA):
             raise InputError(f"its schema is {short(content.get('schema'))}, not {SCHEMA}")
         _fields("file", content, ("schema", "notebook", "preset", "claims"))
+        if content["schema"] == 1:
+            content = _upgraded(content, known)
         if (content["notebook"], content["preset"]) != (notebook, preset):
             raise InputError(f"it holds {short(content['notebook'])} in preset {short(content['preset'])}")
         result = []
         for name, entry in content["claims"].items():
-            _fields(name, entry, ("verdict", "runs", "note"), ("values", "violations", "cases"))
-            measurement = Measurement(**{part: entry[part] for part in entry if part != "verdict"})
+            measured = ("values", "violations", "cases", "by_processor")
+            _fields(name, entry, ("verdict", "runs", "note", "processors"), measured)
+            measurement = _measurement(entry)
             _check(name, measurement, known, notebook)
             result.append(judge(known[name], measurement, preset))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise InputError(
             f"{path} is damaged or of another version ({error}): delete it and rerun {notebook} in preset {preset}"
         ) from error
     for verdict in result:
         old = content["claims"][verdict.claim.id]["verdict"]
-        if old != verdict.verdict:
+        if old not in (verdict.verdict, None):  # None: what _upgraded leaves
             raise InputError(
                 f"{path}: rule of {verdict.claim.id} changed after the run: rerun {notebook} in preset {preset} "
                 f"(stored: {short(old)}, by the rule of now: {verdict.verdict!r})"
@@ -394,6 +528,12 @@ def _plain(value: float, unit: str) -> str:
     if unit.startswith("%"):
         return f"{value:.1f}"
     return f"{value:.2f}" if "κ" in unit else f"{value:.3g}"
+
+
+def _range(values: tuple[float, ...], unit: str) -> str:
+    """Write the range of values, such as '2.37 to 2.4'."""
+    ends = sorted({_plain(end, unit): end for end in (min(values), max(values))}.items(), key=lambda item: item[1])
+    return _not_finite(values) or " to ".join(text for text, _ in ends)
 
 
 def _value(claim: Claim) -> str:
@@ -502,13 +642,13 @@ def _value_or_values(name: str, value: object) -> float | tuple[float, ...]:
     return tuple(_number(name, item) for item in value) if isinstance(value, list) else _number(name, value)
 
 
-def _test(name: str, entry: object) -> Test:
-    _fields(name, entry, ("by_sd",), ("seeds", *OPS))
+def _test(name: str, entry: object, required: tuple = ("by_sd",), optional: tuple = ("seeds",)) -> Test:
+    _fields(name, entry, required, (*optional, *OPS))
     ops = [op for op in OPS if op in entry]
     if len(ops) != 1:
         raise InputError(f"{name} needs exactly one of {', '.join(OPS)}")
     seeds = _count("seeds", entry["seeds"]) if "seeds" in entry else 0
-    return Test(ops[0], _number(ops[0], entry[ops[0]]), _number("by_sd", entry["by_sd"], 0), seeds)
+    return Test(ops[0], _number(ops[0], entry[ops[0]]), _number("by_sd", entry.get("by_sd", 0), 0), seeds)
 
 
 OPS = ("below", "above", "within")
@@ -518,13 +658,14 @@ KINDS = {
     "number": (("statistic", "seeds", "choose"), ("lower",), ("value", "unit", "tolerance")),
     "equivalence": (("statistic", "seeds", "choose"), ("lower",), ("value", "unit", "tolerance")),
     "direction": (("statistic", "seeds", "choose", "test"), (), ("unit",)),
+    "timing": (("statistic", "repetitions", "test"), ("lower",), ("unit",)),
     "statement": (("statistic", "cases"), (), ()),
     "fixed": (("verdict", "evidence"), ("statistic",), ()),
 }
 # how each field is read
 READ = {
     **dict.fromkeys(("where", "statement", "unit", "why", "statistic", "evidence", "choose"), _text),
-    **dict.fromkeys(("seeds", "cases"), _count),
+    **dict.fromkeys(("seeds", "cases", "repetitions"), _count),
     **dict.fromkeys(("test", "lower"), _test),
     "value": _value_or_values,
     "tolerance": partial(_number, least=0),
@@ -533,6 +674,8 @@ READ = {
     "kind": partial(_choice, allowed=KINDS),
     "verdict": partial(_choice, allowed=FIXED),
 }
+
+READ_TIMING = READ | dict.fromkeys(("test", "lower"), partial(_test, required=(), optional=()))  # the range decides
 
 
 def _claim(name: object, entry: object, papers: Collection[str], choose: Collection[str]) -> Claim:
@@ -556,7 +699,8 @@ def _rule(entry: object, choose: Collection[str]) -> Rule:
         raise InputError("rule must be a block with 'kind'")
     required, optional, _ = KINDS[READ["kind"]("kind", entry["kind"])]
     _fields(f"{entry['kind']} rule", entry, ("kind", *required), optional)
-    rule = Rule(**{part: READ[part](part, value) for part, value in entry.items()})
+    read = READ_TIMING if entry["kind"] == "timing" else READ
+    rule = Rule(**{part: read[part](part, value) for part, value in entry.items()})
     if rule.choose:
         _choice("choose", rule.choose, choose)
     spread = rule.kind == "equivalence" or (rule.test is not None and rule.test.by_sd > 0)
@@ -564,6 +708,6 @@ def _rule(entry: object, choose: Collection[str]) -> Rule:
         raise InputError("a rule that uses the spread needs seeds >= 2")
     if rule.test and rule.test.seeds:
         raise InputError("seeds belongs to the rule, not to its test")
-    if rule.lower and rule.lower.seeds < (2 if rule.lower.by_sd else 1):
+    if rule.lower and rule.kind != "timing" and rule.lower.seeds < (2 if rule.lower.by_sd else 1):
         raise InputError("lower needs its own seeds, at least 2 where it uses the spread")
     return rule

@@ -21,11 +21,12 @@ import yaml
 from IPython import get_ipython
 
 from lib import files
-from lib.companion.fingerprint import PRESETS, notebook_code_cells, preset_path
+from lib.companion.fingerprint import COMPUTED, PRESETS, notebook_code_cells, preset_path
 from lib.errors import InputError, unknown
 
 PRESET_VARIABLE = "COMPANION_PRESET"
-WORKFLOW_VARIABLE = "COMPANION_WORKFLOW"  # set where the workflow runs a notebook: only then is quick published
+WORKFLOW_VARIABLE = "COMPANION_WORKFLOW"  # set where the workflow runs a notebook: only its quick and replicate count
+SEED_SHIFT = 1000  # what the preset replicate adds to every seed
 EXECUTION_ONLY = ("device", "workers")  # parameters that do not make a run another experiment
 
 Rule = Callable[[str, object], None]
@@ -34,8 +35,8 @@ Rule = Callable[[str, object], None]
 class Parameters(SimpleNamespace):
     """The validated parameters as attributes, `notebook`, and the `preset` that they amount to.
 
-    `preset` is smoke, gpu or paper if the values are exactly that preset's of the notebook as it is stored, quick if
-    moreover the workflow runs it (quick's results are the committed ones), else custom.
+    `preset` is smoke, gpu or paper if the values are exactly that preset's of the notebook as it is stored, quick or
+    replicate if moreover the workflow runs it (their results are the committed ones), else custom.
     """
 
     def experiment(self) -> dict:
@@ -63,7 +64,7 @@ def validate(notebook: str, **rules: Rule) -> Parameters:
     history = namespace["In"]
     position = _parameters_cell(history)
     if position is None:  # nbval keeps no history, and cannot inject
-        declared, injected = declarations(_stored_cell(notebook)), set()
+        declared, injected = stored_declarations(notebook), set()
     else:
         declared = declarations(history[position])
         injected = _injected(history[position + 1:], declared)
@@ -111,12 +112,21 @@ def declarations(cell: str) -> dict[str, Declaration]:
     return declared
 
 
+def stored_declarations(notebook: str) -> dict[str, Declaration]:
+    """Return the declarations of the notebook as it is stored."""
+    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
+    return declarations(cell)
+
+
 def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) -> dict:
-    """Return what a preset changes: nothing for quick, else the content of notebooks/presets/<preset>/<notebook>.yaml."""
+    """Return what a preset changes.
+
+    Nothing for quick, the seeds for replicate, else the content of notebooks/presets/<preset>/<notebook>.yaml.
+    """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    if preset == "quick":
-        return {}
+    if preset in COMPUTED:
+        return other_seeds(declared) if preset == "replicate" else {}
     path = preset_path(notebook, preset)
     if not path.exists():
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
@@ -133,6 +143,20 @@ def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) 
     return values
 
 
+def other_seeds(declared: dict[str, Declaration]) -> dict:
+    """Return every parameter of seeds (`seed`, `seeds`, or a name that ends in one of these) with other seeds.
+
+    Raises InputError where one would be a seed that the defaults use too.
+    """
+    defaults = {name: declaration.default for name, declaration in declared.items()
+                if re.fullmatch(r"(\w+_)?seeds?", name)}
+    shifted = {name: [seed + SEED_SHIFT for seed in default] if isinstance(default, list) else default + SEED_SHIFT
+               for name, default in defaults.items()}
+    used, new = ({seed for value in values.values() for seed in _each(value)} for values in (defaults, shifted))
+    for seed in sorted(used & new):
+        raise InputError(f"preset replicate adds {SEED_SHIFT} to every seed, and {seed} is one already; use seeds that "
+                         f"are less than {SEED_SHIFT} apart, such as {seed - 1}")
+    return shifted
 def settings(kind: type, *decided: str, needed: tuple[str, ...] = ()) -> Rule:
     """Allow a dict of fields of the dataclass `kind` with values that it accepts; `decided` are those set elsewhere."""
     def rule(name: str, value: dict) -> None:
@@ -248,12 +272,6 @@ def _coerce(name: str, value: object, kind: str) -> object:
     raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type {kind}")
 
 
-def _stored_cell(notebook: str) -> str:
-    """Return the parameters cell of the notebook as it is stored."""
-    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
-    return cell
-
-
 def _parameters_cell(history: list[str]) -> int | None:
     """Return the position of the latest executed cell that consists of declarations, None where there is none."""
     for position in range(len(history) - 1, -1, -1):
@@ -283,12 +301,12 @@ def _preset_of(checked: dict, notebook: str, rules: dict[str, Rule]) -> str:
     def experiment(values: dict) -> dict:
         return {name: value for name, value in values.items() if name not in EXECUTION_ONLY}
 
-    declared = declarations(_stored_cell(notebook))
+    declared = stored_declarations(notebook)
     defaults = {name: declaration.default for name, declaration in declared.items()}
     for preset in PRESETS:
-        if preset == "quick" and WORKFLOW_VARIABLE not in os.environ:
+        if preset in COMPUTED and WORKFLOW_VARIABLE not in os.environ:
             continue
-        if preset == "quick" or preset_path(notebook, preset).exists():
+        if preset in COMPUTED or preset_path(notebook, preset).exists():
             expected = check(defaults | preset_values(notebook, preset, declared), declared, rules)
             if experiment(expected) == experiment(checked):
                 return preset

@@ -44,13 +44,20 @@ def git_state() -> dict:
 def machine(device: str) -> dict:
     """Describe the machine and the device a result was computed on."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    return {"device": device, "device_name": name, "cores": os.cpu_count(), "system": platform.system()}
+    return {"device": device, "device_name": name, "arithmetic": torch.backends.cpu.get_cpu_capability(), "cores": os.cpu_count(), "system": platform.system()}
 
 
 def _processor() -> str:
-    """Return the processor's name; on Linux platform.processor() knows the architecture at best."""
+    """Return the processor's name; on Linux platform.processor() knows the architecture at best.
+
+    In a cloud many bear the name "Intel(R) Xeon(R) Processor" or "AMD EPYC": family and model tell them apart.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" not in said:
+        return platform.machine()
+    kind = ", ".join(f"{name.split()[-1]} {said[name]}" for name in ("cpu family", "model") if name in said)
+    return f"{said['model name']} ({kind})" if kind else said["model name"]

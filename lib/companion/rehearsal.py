@@ -102,8 +102,7 @@ def _execute(shell: InteractiveShell, notebook: str, source: str) -> None:
 
 
 def _values(notebook: str, preset: str) -> dict:
-    declaring, = (source for source, tags in fingerprint.notebook_code_cells(notebook) if "parameters" in tags)
-    return params.preset_values(notebook, preset, params.declarations(declaring))
+    return params.preset_values(notebook, preset, params.stored_declarations(notebook))
 
 
 def cost(function: Callable, config: RunConfig, rate: dict) -> tuple[float, float]:

@@ -70,6 +70,12 @@ def store() -> Path:
     return Path(os.environ.get("COMPANION_RUNS", files.ROOT / "data" / "runs"))
 
 
+def processors(hashes: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the processors that computed the stored runs of these hashes."""
+    found = [path for name in hashes for path in store().glob(f"*/{name}/provenance.json")]
+    return tuple(sorted({json.loads(path.read_text())["machine"]["device_name"] for path in found}))
+
+
 def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
                 report: Callable[[str], None] | None = None) -> list[Run]:
     """Return a finished run for every configuration, in order, computing only what the store lacks.

@@ -16,6 +16,7 @@ from timm.models.cait import TalkingHeadAttn
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
+from lib import draws
 from lib.companion import runs
 from lib.companion.graying_survey import interleaved, one_thread
 from lib.companion.ledger import Measurement
@@ -97,13 +98,13 @@ def neutral(kind: str, cases: int, seed: int = 0) -> Measurement:
     In float64, and with no parameter at its special initial value.
     """
     torch.manual_seed(seed)
-    images = torch.randn(math.ceil(cases / len(SMALL)), 1, 28, 28, dtype=torch.float64)
+    images = draws.normal(math.ceil(cases / len(SMALL)), 1, 28, 28)
     forms = ("released", "respecting") if kind == "attnscale" else ("released",)
     moved = []
     for family, arguments in SMALL.items():
         plain = zoo.create_model(family, num_classes=10, img_size=28, in_chans=1, **arguments).double().eval()
         for parameter in plain.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(0.3 * draws.normal(*parameter.shape))
         scaled = [copy.deepcopy(plain) for _ in forms]
         for model, form in zip(scaled, forms):
             apply_scaling(model, kind, form=form)

@@ -71,7 +71,7 @@ def _write_sources(source: Path) -> None:
     for name in names:
         files.write(source / "notebooks" / f"{name}.ipynb", fingerprint.notebook_path(name).read_text())
     if (files.ROOT / "figures").exists():
-        shutil.copytree(files.ROOT / "figures", source / "figures", ignore=shutil.ignore_patterns("*.json", "smoke", "custom"))
+        shutil.copytree(files.ROOT / "figures", source / "figures", ignore=shutil.ignore_patterns("*.json", *figures.UNCOMMITTED))
     files.write(source / "notebooks" / "gallery.md", f"# Gallery\n\nThe figures of the quick preset.\n\n{figures.gallery()}\n")
     files.write(source / "ledger.md", f"# The ledger\n\nThe papers' values beside ours.\n\n{ledger.markdown()}\n")
     modules = _modules()

@@ -15,13 +15,14 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
+from lib import draws
 from lib.companion import layers, ledger
 from lib.companion.ledger import Measurement
 from lib.companion.runs import Run
 from lib.companion.scaling_survey import place_in_grid
 from lib.companion.surveys import Draws
 from lib.models import create_model
-from lib.models.skipless import SkiplessInit, query_key
+from lib.models.skipless import SkiplessInit, draw_targets, query_key
 from lib.theory.conditioning import condition_number, singular_values
 from lib.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_terms
 from lib.training import dino, loop
@@ -176,9 +177,7 @@ def query_key_distances(settings: dict, d: int, heads: int, seeds: Sequence[int]
         init = SkiplessInit(**{**settings, **changes})
         for seed in seeds:
             torch.manual_seed(seed)
-            eye = torch.eye(d, dtype=torch.float64)
-            targets = [init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64) + init.beta * eye
-                       for _ in range(heads if init.heads == "own" else 1)]
+            targets = draw_targets(init, d, heads if init.heads == "own" else 1)
             torch.manual_seed(seed)
             products = head_products(*query_key(init, d, heads), heads)
             rows += [{"reading": name, "each head": _apart(product, target), "all heads": _apart(products.sum(dim=0), target),
@@ -254,7 +253,7 @@ def first_attention(settings: dict, names: Sequence[str], seeds: Sequence[int]) 
             torch.manual_seed(seed)
             model = create_model(name, num_classes=0, depth=1, skip="none", init=SkiplessInit(**settings))
             block, x = next(follow(model, pictures))
-            noise = torch.randn(x[:1].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            noise = draws.normal(*x[:1].shape, generator=torch.Generator().manual_seed(seed))
             maps, independent = (torch.softmax(layers.logits(block, block.norm1(tokens)), dim=-1) for tokens in (x, noise))
             rows.append({"model": name, "seed": seed, "photographs": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
                          "independent": float(independent.diagonal(dim1=-2, dim2=-1).mean()),

@@ -17,6 +17,7 @@ from torch.linalg import matrix_norm
 
 from lib.companion.ledger import Measurement
 from lib.errors import InputError, unknown
+from lib import draws as portable
 from lib.theory import bounds, counterexamples
 from lib.theory.bounds import BoundCheck
 from lib.theory.conditioning import condition_number
@@ -33,14 +34,14 @@ class Draws:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return portable.normal(*shape, generator=self.generator)
 
     def whole(self, low: int, high: int) -> int:
         """Return a whole number from `low` to `high`, both included."""
         return int(torch.randint(low, high + 1, (), generator=self.generator))
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        return low + (high - low) * float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        return float(portable.uniform(low=low, high=high, generator=self.generator))
 
     def orthonormal(self, rows: int, columns: int) -> Tensor:
         """Return a random matrix with orthonormal rows or columns, whichever are fewer."""
@@ -535,7 +536,7 @@ _RATES = {
 
 def _nearly_constant(draws: Draws) -> tuple[Tensor]:
     n = draws.whole(2, 20)
-    return (draws.uniform(-5, 5) + draws.uniform(0, 0.1) * torch.rand(n, n, generator=draws.generator).double(),)
+    return (draws.uniform(-5, 5) + draws.uniform(0, 0.1) * portable.uniform(n, n, generator=draws.generator),)
 
 
 def _uniform(logits: Tensor) -> BoundCheck:
@@ -563,7 +564,10 @@ def _main_and_rest(limit: str, draws: Draws) -> tuple[Tensor, Tensor]:
     """Return a matrix and a smaller one: smaller than its norm, or than its smallest singular value."""
     d = draws.whole(2, 7)
     main, rest = draws.weight(d, d), draws.normal(d, d)
-    size = torch.linalg.svdvals(main)[0 if limit == "norm" else -1]
+    u, sizes, vh = torch.linalg.svd(main)
+    if limit == "norm" and draws.whole(0, 1):  # the worst: nearly all of what is smallest is taken away
+        return main, -0.999 * sizes[-1] * u[:, -1:] @ vh[-1:]
+    size = sizes[0 if limit == "norm" else -1]
     return main, rest * draws.uniform(0.01, 0.99) * size / matrix_norm(rest, 2)
 
 
@@ -614,7 +618,7 @@ SHARES = {
 
 
 def _shaped(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
-    return lambda generator: tuple(torch.randn(*shape, generator=generator) for shape in shapes)
+    return lambda generator: tuple(portable.normal(*shape, generator=generator) for shape in shapes)
 
 
 def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor, form: str = "repaired") -> BoundCheck:
@@ -707,7 +711,7 @@ SEARCHES = {
     "cut.prop1.diagonal": (_diagonal, _shaped((5, 5))),
     "cut.prop1.diagonal_kappa": (lambda p: bounds.diagonal_rows(p + 6 * torch.eye(5)), _shaped((5, 5))),
     "cut.prop2.smaller_norm": (lambda main, rest: _norm_is_enough(main, rest / 10), _shaped((4, 4), (4, 4))),
-    "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main, rest / 10), _shaped((4, 4), (4, 4))),
+    "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main + 6 * torch.eye(4), rest / 10), _shaped((4, 4), (4, 4))),
 }
 
 # Why the other statements have no search.
@@ -842,7 +846,7 @@ def diffuse_kappas(seeds: list[int], ranges: list[float], sizes: list[int]) -> p
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         for n in sizes:
-            unit = torch.rand(n, n, generator=generator, dtype=torch.float64)
+            unit = portable.uniform(n, n, generator=generator)
             for size in ranges:
                 kappa = float(condition_number(torch.softmax(size * unit, dim=-1)))
                 rows.append({"seed": seed, "range": size, "n": n, "kappa": kappa})

@@ -2,6 +2,7 @@
 
     python -m lib.companion.workflow execute NOTEBOOK PRESET OUTPUT
     python -m lib.companion.workflow publish
+    python -m lib.companion.workflow compare
     python -m lib.companion.workflow check
     python -m lib.companion.workflow benchmark NAME
     python -m lib.companion.workflow plan PRESET
@@ -22,13 +23,14 @@ import nbformat
 
 from lib import files
 from lib.companion import fingerprint, jobs
-from lib.companion.fingerprint import notebook_path, preset_path
+from lib.companion.fingerprint import notebook_path
 from lib.errors import InputError, run_command
 
 BUILD = files.ROOT / "build"
 README = files.ROOT / "README.md"
 BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
+RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make replicate` -->\n", "<!-- end of rerun -->\n"
 # Benchmarks whose stored results the README shows, each between two comments.
 SHOWN = {"loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
          "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n")}
@@ -37,14 +39,10 @@ SHOWN = {"loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!--
 def execute(notebook: str, preset: str, output: Path) -> None:
     """Run a notebook in a preset with papermill, which shows its progress; raise InputError where a cell fails."""
     import papermill
-    import yaml
 
     from lib.companion import params
 
-    path = preset_path(notebook, preset)
-    if preset != "quick" and not path.exists():
-        raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
-    parameters = yaml.safe_load(path.read_text()) if preset != "quick" else {}
+    parameters = params.preset_values(notebook, preset, params.stored_declarations(notebook))
     logging.basicConfig(level=logging.WARNING, format=f"{notebook} | %(message)s", stream=sys.stdout)
     logging.getLogger("papermill").setLevel(logging.INFO)
     os.environ.pop(params.PRESET_VARIABLE, None)  # it is for nbval, which cannot inject parameters
@@ -74,6 +72,18 @@ def publish() -> str:
     files.write(README, _current_readme())
     count = len(list((files.ROOT / "figures").glob("*.png")))
     return f"{ledger.markdown()}\n{count} figures in figures/, executed notebooks in notebooks/, ledger in data/ledger/"
+
+
+def compare() -> str:
+    """Show in the README, and return, how the run with other seeds compares. Raises InputError where it contradicts."""
+    from lib.companion import replication
+
+    pairs = replication.compare()
+    files.write(README, _current_readme())
+    if contradictions := replication.contradictions(pairs):
+        print(replication.report(pairs))
+        raise InputError(contradictions)
+    return replication.report(pairs)
 
 
 def check() -> list[str]:
@@ -143,11 +153,11 @@ def benchmark(name: str) -> str:
 
 
 def _current_readme() -> str:
-    """Return README.md with the ledger and the benchmarks as they are stored."""
+    """Return README.md with the ledger, the rerun and the benchmarks as they are stored."""
     text = README.read_text()
-    from lib.companion import ledger
+    from lib.companion import ledger, replication
 
-    blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True))]
+    blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True)), (RERUN_START, RERUN_END, replication.section())]
     for name, (start, end) in SHOWN.items():
         stored = BENCHMARKS / "results" / f"{name}.md"
         if stored.exists():
@@ -174,6 +184,7 @@ def main() -> int:
     executing.add_argument("output", type=Path)
     executing.add_argument("--gpus", type=int, default=0, help="how many GPUs compute a run together")
     commands.add_parser("publish")
+    commands.add_parser("compare")
     commands.add_parser("check")
     commands.add_parser("benchmark").add_argument("name")
     for name in ("plan", "failures"):
@@ -190,6 +201,8 @@ def _command(arguments: argparse.Namespace) -> str | None:
         return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
     if arguments.command == "publish":
         return publish()
+    if arguments.command == "compare":
+        return compare()
     if arguments.command == "benchmark":
         return benchmark(arguments.name)
     if arguments.command == "plan":

@@ -5,10 +5,13 @@ Transformers", ICLR 2026, arXiv 2510.00345. The architecture stays timm's; only 
 that the Jacobian of self-attention is well-conditioned. With weights that multiply tokens from the right:
 
 - W_V = c·U and W_O = c·Vᵀ, from the SVD U S Vᵀ of a d×d Gaussian matrix: W_V W_O is c² times an orthogonal matrix.
+  The singular vectors of such a matrix are two independent Haar matrices (but for signs that cancel), so these are drawn.
 - W_Q W_Kᵀ is, in every head, the best approximation of rank d/h to αZ + βI, Z_ij ~ N(0, 1/d), split by square roots of
   the singular values.
 - The MLP's weights are Haar (semi-)orthogonal times max(√(out/in), 1).
 - Biases are zero.
+
+All of it is drawn by lib/draws.py: the same bits on every machine up to width 256, and to float64's rounding beyond.
 
 Where the paper is silent, SkiplessInit offers the readings and notebook 06 measures them: `heads` says whether the
 heads draw a Z each ("own", the default: with one Z for all, "shared", they would all attend alike), or share out the
@@ -23,6 +26,7 @@ import torch
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
+from lib import draws
 from lib.errors import InputError, indivisible, unknown
 from lib.models.residual import Family, find_blocks
 
@@ -80,10 +84,10 @@ def apply_init(model: nn.Module, init: SkiplessInit) -> None:
 def _initialise_attention(attention: Attention, init: SkiplessInit) -> None:
     weight, output = attention.qkv.weight, attention.proj.weight
     d = output.shape[1]
-    u, _, vh = torch.linalg.svd(torch.randn(d, d, dtype=torch.float64))
+    u, v = draws.orthogonal(d, d), draws.orthogonal(d, d)
     w_q, w_k = query_key(init, d, attention.num_heads)
     weight.copy_(torch.cat([w_q, w_k, init.c * u], dim=1).mT)  # a linear layer holds the transpose
-    output.copy_(init.c * vh.mT)
+    output.copy_(init.c * v)
     for layer in (attention.qkv, attention.proj):
         _zero_bias(layer)
 
@@ -93,34 +97,24 @@ def query_key(init: SkiplessInit, d: int, heads: int) -> tuple[Tensor, Tensor]:
     if d % heads:
         raise indivisible("width", d, "heads", heads)
     count, width = (heads if init.heads == "own" else 1), (d if init.heads == "split" else d // heads)
-    parts = []
-    for _ in range(count):
-        target = init.alpha / math.sqrt(d) * torch.randn(d, d, dtype=torch.float64)
-        target.diagonal().add_(init.beta)
-        parts.append(_factors(target, width))
-    if init.heads == "shared":
-        parts = parts * heads
-    w_q, w_k = (torch.cat(side, dim=1) for side in zip(*parts))
+    factors = draws.leading_factors(draw_targets(init, d, count), width)
+    repeats = heads if init.heads == "shared" else 1
+    w_q, w_k = (part.movedim(0, 1).flatten(1).repeat(1, repeats) for part in factors)
     return w_q, w_k
 
 
-def _factors(target: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return P and Q (d, rank) with P Qᵀ the best approximation of that rank, |P's columns| = |Q's columns|.
-
-    From the eigenvectors of the Gram matrix, which a ViT-B needs 144 of: three times faster than an SVD, and the
-    leading singular values are the accurate ones.
-    """
-    squares, u = torch.linalg.eigh(target @ target.mT)
-    root = squares[-rank:].flip(0).clamp_min(torch.finfo(target.dtype).tiny) ** 0.25
-    u = u[:, -rank:].flip(1)
-    return u * root, target.mT @ u / root
+def draw_targets(init: SkiplessInit, d: int, count: int) -> Tensor:
+    """Draw `count` matrices αZ + βI, float64 (count, d, d), from torch's generator."""
+    targets = init.alpha / math.sqrt(d) * draws.normal(count, d, d)
+    targets.diagonal(dim1=1, dim2=2).add_(init.beta)
+    return targets
 
 
 def _initialise_mlp(mlp: Mlp, reading: str) -> None:
     for layer in (mlp.fc1, mlp.fc2):
         if reading != "default":
             scale = max(math.sqrt(layer.out_features / layer.in_features), 1.0) if reading == "scaled" else 1.0
-            nn.init.orthogonal_(layer.weight, gain=scale)
+            layer.weight.copy_(scale * draws.orthogonal(*layer.weight.shape))
         _zero_bias(layer)
 
 

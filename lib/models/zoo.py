@@ -1,6 +1,7 @@
 """The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
 
-Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy.
+Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy. Initial weights
+are drawn from timm's distributions by lib/draws.py, so that a seed gives the same ones on every machine.
 """
 
 import difflib
@@ -11,6 +12,7 @@ import timm
 import torch
 from torch import nn
 
+from lib import draws
 from lib.errors import InputError, indivisible, unknown
 from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
 from lib.models.scaling import FORMS, apply_scaling, check_scaling
@@ -110,7 +112,8 @@ def _timm_names(modules: tuple[str, ...] = ()) -> set[str]:
 def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
     given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
     try:
-        model = family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
+        with draws.Portable():
+            model = family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise InputError(f"timm cannot build {name!r} from the arguments given ({given}): {reason}") from error

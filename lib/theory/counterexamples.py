@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lib import draws
 from lib.errors import InputError
 from lib.theory.bounds import BoundCheck, stationary_distribution
 from lib.theory.spectral import dc
@@ -73,8 +74,8 @@ def stationary_mean_zero(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     Aᵗz goes to 0 as a whole, in the invariant complement of 1. Repaired: πᵀz ≠ 0.
     """
     generator = torch.Generator().manual_seed(seed)
-    attn = torch.softmax(torch.randn(n, n, generator=generator, dtype=torch.float64), dim=1)
-    z = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    attn = torch.softmax(draws.normal(n, n, generator=generator), dim=1)
+    z = draws.normal(n, 1, generator=generator)
     return attn, z - stationary_distribution(attn) @ z
 
 
@@ -117,7 +118,7 @@ def skip_high_pass(n: int = 6, d: int = 4, seed: int = 0) -> tuple[Tensor, Tenso
 
     So 1 + rate is all that theorem 3 gives for a skip, and not "both bands alike": here ‖HC‖/‖DC‖ rises to infinity.
     """
-    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 1
+    x = draws.normal(n, d, generator=torch.Generator().manual_seed(seed)) + 1
     return x, -dc(x)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lib import draws
 from lib.errors import InputError
 from lib.theory.conditioning import condition_number
 
@@ -133,7 +134,7 @@ def jacobian_extremes(
         return _lanczos(
             lambda v: forward(v.reshape(x.shape))[0].flatten(),
             lambda u: backward(u.reshape(y.shape))[0].flatten(),
-            torch.randn(x.numel(), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(x),
+            draws.normal(x.numel(), generator=torch.Generator().manual_seed(seed)).to(x),
             tolerance,
             max_steps,
         )
@@ -180,7 +181,7 @@ def _next(vector: Tensor, basis: Tensor, negligible: float) -> tuple[Tensor, flo
     length = float(vector.norm())
     if length <= negligible:
         generator = torch.Generator().manual_seed(len(basis))
-        vector = _orthogonal(torch.randn(len(vector), generator=generator, dtype=torch.float64).to(vector), basis)
+        vector = _orthogonal(draws.normal(len(vector), generator=generator).to(vector), basis)
         length = 0.0
     return _orthogonal(vector / vector.norm(), basis), length
 

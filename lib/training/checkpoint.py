@@ -32,7 +32,7 @@ def read(path: Path) -> object:
     """Read what `write` stored; tensors come back on the CPU. Raises CorruptFile where the digest does not match."""
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             outline, digest = json.loads((file.metadata() or {})["state"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path.name} is not a whole checkpoint ({error})") from error

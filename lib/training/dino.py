@@ -21,6 +21,7 @@ from lightly.utils.scheduler import cosine_schedule
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from lib import draws
 from lib.errors import InputError, indivisible
 from lib.training import checkpoint, loop
 from lib.training.data import Split
@@ -130,6 +131,12 @@ def build_vit(config: DinoConfig) -> VisionTransformer:
     return vit
 
 
+def build_network(config: DinoConfig) -> Dino:
+    """Create student and teacher, alike, with the initial weights of the configuration's seed."""
+    with draws.Portable():  # of the heads
+        return Dino((build_vit(config), build_vit(config)), config)
+
+
 def load_teacher(folder: Path) -> tuple[DinoConfig, VisionTransformer]:
     """Return the configuration and the teacher's ViT, on the CPU in evaluation mode, of the run stored in `folder`."""
     config = DinoConfig(**json.loads((folder / "config.json").read_text()))
@@ -159,7 +166,7 @@ class _Distillation(Run):
 
     def __init__(self, config: DinoConfig, folder: Path):
         super().__init__(config, folder)
-        net = Dino((build_vit(config), build_vit(config)), config).to(self.device)
+        net = build_network(config).to(self.device)
         optimizer = build_optimizer(config, net.student)
         self.decayed = [index for index, group in enumerate(optimizer.param_groups) if group["weight_decay"]]
         self.mean, self.std = torch.tensor([self.data.mean, self.data.std], device=self.device)

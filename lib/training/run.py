@@ -270,9 +270,9 @@ class Run(abc.ABC):
 
     def save(self) -> None:
         """Write the checkpoint from which the run goes on."""
-        # Rounding depends on strides: go on with the tensors laid out as a resumed run will find them.
+        # Rounding depends on strides and alignment: go on with the tensors laid out as a resumed run will find them.
         for parameter, state in self.optimizer.state.items():
-            self.optimizer.state[parameter] = _contiguous(state)
+            self.optimizer.state[parameter] = _laid_out_anew(state)
         self.store("checkpoint.safetensors", {
             "config": asdict(self.config), "epoch": self.epoch, "history": self.history, "divergence": self.divergence,
             "seconds": self.seconds, "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -346,10 +346,10 @@ def finite(value: torch.Tensor | float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _contiguous(state: object) -> object:
-    """Return a nested state with every tensor contiguous, as a checkpoint stores it."""
+def _laid_out_anew(state: object) -> object:
+    """Return a nested state with a copy of every tensor, contiguous, as one read from a checkpoint is."""
     if isinstance(state, dict):
-        return {key: _contiguous(value) for key, value in state.items()}
+        return {key: _laid_out_anew(value) for key, value in state.items()}
     if isinstance(state, list):
-        return [_contiguous(value) for value in state]
-    return state.contiguous() if isinstance(state, torch.Tensor) else state
+        return [_laid_out_anew(value) for value in state]
+    return state.clone(memory_format=torch.contiguous_format) if isinstance(state, torch.Tensor) else state

@@ -6,6 +6,7 @@ lightly's parts around a timm ViT. `loop.train` fine-tunes the encoder where its
 lib/training/run.py has what both kinds of run share.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import torch
 from lightly.models.modules import MaskedVisionTransformerTIMM
 from lightly.models.modules.masked_vision_transformer_decoder_timm import MaskedVisionTransformerDecoderTIMM
-from lightly.models.utils import get_at_index, normalize_mean_var, random_token_mask, repeat_token, set_at_index
+from lightly.models.utils import get_at_index, normalize_mean_var, repeat_token, set_at_index
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from lib import draws
 from lib.errors import InputError
 from lib.models import zoo
 from lib.training.run import (
@@ -74,18 +76,20 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, vit: VisionTransformer, channels: int, config: MaeConfig, shard: tuple[int, int] = (0, 1)):
         super().__init__()
         self.patch_size, self.mask_ratio, self.shard = vit.patch_embed.patch_size[0], config.mask_ratio, shard
-        self.encoder = MaskedVisionTransformerTIMM(vit)
+        self.encoder = MaskedVisionTransformerTIMM(vit)  # which draws the ViT's weights anew
         self.encoder.mask_token.requires_grad_(False)  # the encoder never sees a hidden patch
         self.embed = nn.Linear(vit.embed_dim, config.decoder_dim)
         self.decoder = MaskedVisionTransformerDecoderTIMM(
             vit.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads,
             num_prefix_tokens=vit.num_prefix_tokens)
+        for code in (vit.pos_embed, self.decoder.pos_embed):
+            code.data[0, 1:] = position_code(code.shape[1] - 1, code.shape[2])
         self.predict = nn.Linear(config.decoder_dim, channels * self.patch_size**2)
 
     def forward(self, images: Tensor, originals: Tensor, count: int | None = None) -> Tensor:
         size = len(images), self.encoder.sequence_length
-        masks = random_token_mask((count or size[0], size[1]), self.mask_ratio, device=images.device)
-        keep, hidden = (share(mask, self.shard) for mask in masks)
+        masks = random_masks(count or size[0], size[1], self.mask_ratio)
+        keep, hidden = (share(mask, self.shard).to(images.device) for mask in masks)
         encoded = self.embed(self.encoder.encode(images, idx_keep=keep))
         tokens = repeat_token(self.decoder.mask_token, size).to(encoded.dtype)
         decoded = self.decoder(set_at_index(tokens, keep, encoded))
@@ -97,6 +101,29 @@ class MaskedAutoencoder(nn.Module):
         """Return the encoder's weights that fine-tuning starts from: all but the head and the norm before it."""
         return {name: tensor for name, tensor in self.encoder.vit.state_dict().items()
                 if not name.startswith(("head.", "norm.", "fc_norm."))}
+
+
+def position_code(count: int, dim: int) -> Tensor:
+    """Return the sines and cosines that encode the places of a square grid of `count` patches, float32 (count, dim).
+
+    As MAE and lightly have them, column before row, but in float64 by the C library, not by float32 vector kernels, which
+    differ between processors.
+    """
+    side, rates = math.isqrt(count), [10000 ** (-4 * k / dim) for k in range(dim // 4)]
+    lines = [[f(place * rate) for f in (math.sin, math.cos) for rate in rates] for place in range(side)]
+    return torch.tensor([lines[column] + lines[row] for row in range(side) for column in range(side)])
+
+
+def random_masks(count: int, length: int, ratio: float) -> tuple[Tensor, Tensor]:
+    """Draw which tokens to keep and which to hide, (count, kept) and (count, hidden); the first, the class's, is kept.
+
+    From torch's CPU generator. In float64 no two tokens draw the same number, so the order needs no rule for ties.
+    """
+    chance = draws.uniform(count, length)
+    chance[:, 0] = -1
+    order = chance.argsort(dim=1)
+    kept = 1 + int((length - 1) * (1 - ratio))
+    return order[:, :kept], order[:, kept:]
 
 
 def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAutoencoder:
@@ -112,7 +139,8 @@ def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAut
     vit = zoo.create_model(config.model, num_classes=0, img_size=data.img_size, in_chans=data.channels, **arguments)
     if not isinstance(vit, VisionTransformer) or vit.num_prefix_tokens != 1:
         raise InputError(f"{config.model} cannot be a masked autoencoder's encoder: it is no ViT with a class token")
-    return MaskedAutoencoder(vit, data.channels, config, shard)
+    with draws.Portable():
+        return MaskedAutoencoder(vit, data.channels, config, shard)
 
 
 def pretrain(config: MaeConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lib import draws
 from lib.transforms.augment import share
 
 JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}  # of 1, and of a full turn
@@ -32,7 +33,7 @@ def multi_crop(images: Tensor, mean: Tensor, std: Tensor, *, size: int, local_si
     images are a process's share of a batch (`shard` = rank, world), they get the views that they have in the whole batch.
     """
     def draw(low: float, high: float) -> Tensor:
-        return share(torch.empty(len(images) * shard[1]).uniform_(low, high), shard)
+        return share(draws.uniform(len(images) * shard[1], low=low, high=high).float(), shard)
 
     views = [_view(images, mean, std, size, scale, kind, draw) for kind in ("first", "second")]
     return views, [_view(images, mean, std, local_size, local_scale, "local", draw) for _ in range(local_crops)]
