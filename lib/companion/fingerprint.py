@@ -52,6 +52,11 @@ def reached_modules(*modules: str) -> dict[str, str]:
     return reached
 
 
+def reached_files(*modules: str) -> list[Path]:
+    """Return the files of `reached_modules`."""
+    return [path for name in reached_modules(*modules) if (path := _path(name))]
+
+
 def notebook_code_cells(notebook: str) -> list[tuple[str, list[str]]]:
     """Return the source and the tags of a notebook's code cells."""
     cells = json.loads(notebook_path(notebook).read_text())["cells"]

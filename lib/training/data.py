@@ -204,15 +204,22 @@ class Streaming(Split):
         loader = torch.utils.data.DataLoader(
             _Images(self._rows, self._decoder, steps, key),
             batch_sampler=[batch.tolist() for batch in places],
+            collate_fn=_collate,
             num_workers=max(1, min(MOST_WORKERS, _cores() // shard[1])),
             pin_memory=device.type == "cuda",
             generator=_generator(*key),  # else it would draw from torch's global generator
         )
-        try:
-            for images, labels in loader:
-                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        except InputError as error:  # torch puts the worker's traceback before the message
-            raise InputError(str(error).rpartition("InputError: ")[2].strip()) from error
+        for batch in loader:
+            if isinstance(batch, InputError):
+                raise batch
+            images, labels = batch
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def _collate(items: list) -> list[Tensor] | InputError:
+    """Return a batch, or the first error among its images: raised in a worker, torch would hide it in a traceback."""
+    error = next((item for item in items if isinstance(item, InputError)), None)
+    return error or torch.utils.data.default_collate(items)
 
 
 @dataclass(frozen=True)
@@ -224,7 +231,7 @@ class _Images(torch.utils.data.Dataset):
     steps: Sequence[Callable]  # from a PIL image on
     key: tuple[int, int]  # seed, epoch
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+    def __getitem__(self, place: int) -> tuple[Tensor, int] | InputError:
         record = self.rows.records[place]["image"]
         try:
             if not self.steps:
@@ -237,8 +244,8 @@ class _Images(torch.utils.data.Dataset):
                 image = self.decoder.picture(record)
                 for step in self.steps:
                     image = step(image)
-        except Undecodable as error:
-            raise _undecodable([self.rows.name(place)]) from error
+        except Undecodable:
+            return _undecodable([self.rows.name(place)])
         return image, int(self.rows.labels[place])
 
 
