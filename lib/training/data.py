@@ -113,6 +113,12 @@ class Split:
         """Return how many batches `batches` yields."""
         return self.num_images // batch_size if drop_last else -(-self.num_images // batch_size)
 
+    def first(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` images and their labels, on the CPU. Raises InputError where there are fewer."""
+        if count > self.num_images:
+            raise InputError(f"{count} images are asked for, but the split has only {self.num_images}")
+        return next(self.batches(count))
+
     def batches(
         self,
         batch_size: int,
