@@ -26,7 +26,7 @@ def compute(function: str, folder: str) -> None:
     module, _, name = function.partition(":")
     target = getattr(importlib.import_module(module), name)
     path = Path(folder)
-    config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text()))
+    config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text(encoding="utf-8")))
     try:
         result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
     except InputError as error:

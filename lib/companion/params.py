@@ -132,7 +132,7 @@ def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) 
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
     shown = path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{shown} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

@@ -84,7 +84,7 @@ def _absolute(folder: str) -> Path:
 def processors(hashes: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the processors that computed the stored runs of these hashes."""
     found = [path for name in hashes for path in store().glob(f"*/{name}/provenance.json")]
-    return tuple(sorted({json.loads(path.read_text())["machine"]["device_name"] for path in found}))
+    return tuple(sorted({json.loads(path.read_text(encoding="utf-8"))["machine"]["device_name"] for path in found}))
 
 
 def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
@@ -205,7 +205,7 @@ class _Job:
     def load(self) -> Run:
         """Return the finished run. Raises CorruptFile where it is missing or damaged."""
         try:
-            stored = json.loads((self.folder / "result.json").read_text())
+            stored = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
             if stored["schema"] != SCHEMA:
                 raise InputError(f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
                                  "move the folder away to compute the run again")
@@ -221,7 +221,7 @@ class _Job:
                              "folder of your own") from error
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise checkpoint.CorruptFile(f"{type(error).__name__}: {error}") from error
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return Run(self.config, self.hash, self.folder, stored["result"], [json.loads(line) for line in lines])
 
     def find(self) -> Run | None:
@@ -310,7 +310,7 @@ class _Job:
         failure = self.folder / member.FAILURE
         failure.unlink(missing_ok=True)
         try:
-            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, encoding="utf-8", errors="replace")
         except OSError as error:
             raise InputError(f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}") from error
         outcome = self.folder / "outcome.json"
@@ -320,7 +320,7 @@ class _Job:
             said = json.loads(failure.read_text(encoding="utf-8"))
             failure.unlink()
             raise (checkpoint.CorruptFile if said["kind"] == "CorruptFile" else InputError)(said["message"])
-        result = json.loads(outcome.read_text())
+        result = json.loads(outcome.read_text(encoding="utf-8"))
         outcome.unlink()
         return result
 
@@ -412,14 +412,14 @@ def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: C
             if time.monotonic() - spoken > QUIET_SECONDS:
                 for index in waiting.values():
                     metrics = jobs[index].folder / "metrics.jsonl"
-                    epoch = len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
+                    epoch = len(metrics.read_text(encoding="utf-8").splitlines()) - 1 if metrics.exists() else 0
                     if epoch > epochs_said.get(index, 0):
                         report(f"      {names[index]}: epoch {epoch} of {jobs[index].config.epochs}")
                         epochs_said[index], spoken = epoch, time.monotonic()
 
 
 def _outcome(run: Run) -> str:
-    seconds = sum(json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"])
+    seconds = sum(json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
     said = next((text.format(run.result[name]) for name, text in SCORES.items() if run.result.get(name) is not None), "done")

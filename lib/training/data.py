@@ -340,7 +340,8 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
         folder, source = _hub_folder(name, spec), f"{spec.repo} at revision {spec.revision}"
     elif name in SPECS:
         folder, source = EMBEDDED, "embedded: the first 6,000 training and 2,000 test images of Fashion-MNIST (MIT)"
-        _check_hashes(folder, dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines()),
+        sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+        _check_hashes(folder, dict(reversed(line.split()) for line in sums),
                       f"repair it with `git checkout -- {folder.relative_to(ROOT)}`")
     else:
         folder, source = Path(name), f"local folder {name}"
