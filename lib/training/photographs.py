@@ -20,7 +20,7 @@ def photographs(side: int = 224) -> dict[str, torch.Tensor]:
     if not 1 <= side <= 224:
         raise InputError(f"side is {side}; the photographs have 224 pixels, allowed: 1 to 224")
     images = {}
-    for line in (FOLDER / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+    for line in (FOLDER / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         if hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() != digest:
             raise InputError(f"data/photographs/{name} does not match SHA256SUMS; repair it with git checkout")
