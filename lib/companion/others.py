@@ -74,10 +74,10 @@ def load_or_measure(report: Callable[[str], None]) -> dict[str, Spectra]:
 def stored() -> dict:
     """Return the stored measurement. Raises InputError, naming the command, where it is damaged or stale."""
     path, sums = FOLDER / "spectra.json", FOLDER / "SHA256SUMS"
-    if not (path.exists() and sums.exists() and _sha256(path.read_bytes()) in sums.read_text(encoding="utf-8").split()):
+    if not (path.exists() and sums.exists() and _sha256(path.read_bytes()) in sums.read_text().split()):
         raise InputError(f"data/pretrained/spectra.json is missing or does not match SHA256SUMS; repair it with git "
                          f"checkout or {COMMAND}")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text())
     if content["depends_on"] != depends_on():
         raise InputError(f"data/pretrained/spectra.json is stale: code or inputs changed; measure again with: {COMMAND}")
     return content
@@ -86,7 +86,7 @@ def stored() -> dict:
 def depends_on() -> dict[str, str]:
     """Return digests of what decides the numbers here: code, and inputs."""
     reached = fingerprint.reached_modules(*MEASURING)
-    inputs = [path.read_text(encoding="utf-8") for path in (PHOTOGRAPHS / "SHA256SUMS", FOLDER / "sentences.txt")]
+    inputs = [(PHOTOGRAPHS / "SHA256SUMS").read_text(), (FOLDER / "sentences.txt").read_text()]
     return {"code": fingerprint.digest({name: reached[name] for name in MEASURING}), "inputs": fingerprint.digest(inputs)}
 
 
@@ -101,7 +101,7 @@ def measure() -> dict:
     spectra = photograph_spectra(pretrained.vit_input(pixels), pretrained.VIT_PATCH, vit)
     models = {"vit": _model("vit", list(images), torch.arange(n // 2 + 1) / n, gains[..., : n // 2 + 1], by_head(vit.maps),
                             by_layer(vit.tokens[1:], vit.maps), spectra)}
-    sentences = (FOLDER / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    sentences = (FOLDER / "sentences.txt").read_text().splitlines()
     traces = [pretrained.text_trace(sentence) for sentence in sentences]
     gains = torch.stack([_binned(torch.cat([frequency_response(maps) for maps in trace.maps]).double()) for trace in traces])
     centres = torch.cat([torch.zeros(1), (torch.arange(BINS) + 0.5) / (2 * BINS)])
