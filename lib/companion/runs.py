@@ -74,7 +74,7 @@ def store() -> Path:
 
 @functools.cache
 def _absolute(folder: str) -> Path:
-    """Return a folder as this process first understood it: another working directory, also a launcher's, changes nothing."""
+    """Return a folder as this process first understood it: another working directory changes nothing."""
     try:
         return Path(folder).expanduser().absolute()
     except RuntimeError as error:
@@ -329,7 +329,7 @@ class _Job:
 
 
 def _last_words(text: str) -> str:
-    """Return the last line that names an error, else the last that has words; launchers add frames and reports of their own."""
+    """Return the last line that names an error, else the last that has words: launchers add reports of their own."""
     lines = [line.strip() for line in text.splitlines() if any(map(str.isalpha, line))]
     errors = [line for line in lines if re.search(r"^(\[\w+\]: ?)?[\w.]*(Error|Exception): ", line)]
     return (errors or lines or ["it said nothing"])[-1]

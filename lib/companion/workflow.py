@@ -60,8 +60,8 @@ def execute(notebook: str, preset: str, output: Path) -> None:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
                          f"(the notebook so far: {unfinished})") from None
     except nbclient.exceptions.DeadKernelError:
-        raise InputError(f"{notebook} ({preset}): the kernel was killed in {_last_cell(unfinished)}; usually it is memory that "
-                         f"ran out: use fewer workers or a smaller batch (the notebook so far: {unfinished})") from None
+        raise InputError(f"{notebook} ({preset}): the kernel was killed in {_last_cell(unfinished)}; usually it is "
+                         f"memory that ran out: use fewer workers or a smaller batch (the notebook so far: {unfinished})") from None
     executed = nbformat.read(unfinished, as_version=4)
     executed.metadata["companion"] = jobs.finished(started, inputs)
     files.write(output, nbformat.writes(executed))
@@ -71,7 +71,8 @@ def execute(notebook: str, preset: str, output: Path) -> None:
 def _last_cell(unfinished: Path) -> str:
     """Name the cell that papermill was running when it last saved a notebook."""
     cells = [cell for cell in nbformat.read(unfinished, as_version=4).cells if cell.cell_type == "code"]
-    begun = [number for number, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("status", "pending") != "pending"]
+    begun = [number for number, cell in enumerate(cells)
+             if cell.metadata.get("papermill", {}).get("status", "pending") != "pending"]
     return f"cell {begun[-1] + 1}, {cells[begun[-1]].source.splitlines()[0]!r}" if begun else "its first cell"
 
 
@@ -209,7 +210,8 @@ def _command(arguments: argparse.Namespace) -> str | None:
     """Do what a command asks for; return what to say."""
     if arguments.command == "execute":
         if arguments.gpus > 1:
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.gpus)]
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                        str(arguments.gpus)]
             os.environ.setdefault("COMPANION_LAUNCH", shlex.join(launcher))
         return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
     if arguments.command == "publish":

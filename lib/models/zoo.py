@@ -19,8 +19,8 @@ from lib.models.scaling import FORMS, apply_scaling, check_scaling
 from lib.models.skipless import SkiplessInit, apply_init, check_init
 
 
-SIZES = ("patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "dim", "kernel_size", "window_size", "sr_ratios",
-         "in_chans")
+SIZES = ("patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "dim", "kernel_size", "window_size",
+         "sr_ratios", "in_chans")
 
 
 def create_model(
@@ -160,11 +160,12 @@ def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_
 def _check_logits(family: Family, name: str, arguments: dict[str, Any], img_size: int | tuple[int, int]) -> None:
     """Raise InputError where an image does not give one number for each class, as without pooling."""
     height, width = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
-    image, expected = torch.zeros(1, arguments.get("in_chans", 3), height, width, device="meta"), (1, arguments["num_classes"])
+    image = torch.zeros(1, arguments.get("in_chans", 3), height, width, device="meta")
+    expected = (1, arguments["num_classes"])
     logits = _outline(family, name, arguments).eval()(image)
     if arguments["num_classes"] and tuple(logits.shape) != expected:
-        raise InputError(f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, not "
-                         f"{expected}; leave out what changes that, such as global_pool")
+        raise InputError(f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, "
+                         f"not {expected}; leave out what changes that, such as global_pool")
 
 
 def _outline(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:

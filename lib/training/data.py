@@ -301,8 +301,8 @@ def load(
     A folder holds either parquet files named after their split as on the hub (`train-00000-of-00001.parquet`; columns
     `image` or `img`, and `label`), or images as `train/class/x.png` and `test/class/y.png` (or validation, valid, val),
     or just `class/x.png`. Links are followed, images are turned as their EXIF data say, and transparency is laid on
-    white; `source` says what is not used. Without a test split a fifth of the images, stratified, becomes one. An environment
-    variable, for instance COMPANION_CIFAR10 for "cifar10", makes a name of the hub stand for such a folder.
+    white; `source` says what is not used. Without a test split a fifth of the images, stratified, becomes one. An
+    environment variable, for instance COMPANION_CIFAR10 for "cifar10", makes a name of the hub stand for such a folder.
 
     Args:
         name_or_path: "fashion_mnist" (embedded), "cifar10", "tiny-imagenet", "imagenet-1k", or a folder.
@@ -561,7 +561,8 @@ def _read_split(split: str, files: list[Path]) -> tuple[_Rows, list[str] | None]
     names = [_class_names(schema) for schema in schemas]
     for file, own in zip(files, names):
         if own != names[0]:
-            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the same names")
+            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the "
+                             "same names")
     if not sum(pyarrow.parquet.read_metadata(file).num_rows for file in files):
         raise InputError(f"the split {split!r} has no rows ({', '.join(map(str, files[:3]))})")
     paths = list(map(str, files))
@@ -703,8 +704,8 @@ class _Decoder:
 
 
 def _undecodable(names: list[str]) -> InputError:
-    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove "
-                      "them")
+    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or "
+                      "remove them")
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:
