@@ -8,6 +8,7 @@ SNAKEMAKE := $(BIN)/snakemake --cores all --nolock --keep-going --rerun-incomple
 PRESET ?= gpu
 UPLOADS := tornado_settings='{"websocket_max_message_size": 209715200}'
 export PYTHONWARNINGS := ignore
+export PYTHONUTF8 := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
@@ -83,7 +84,7 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks --ServerApp.$(UPLOADS)
 
 app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, through Voilà
-	JUPYTER_PATH=$(CURDIR)/app $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True --Voila.$(UPLOADS)
+	JUPYTER_PATH="$(CURDIR)/app" $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True --Voila.$(UPLOADS)
 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
 	@$(BIN)/python -m lib.companion.site

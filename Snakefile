@@ -14,7 +14,9 @@ from lib.companion import fingerprint, jobs
 PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
-EXECUTE = "{sys.executable} -m lib.companion.workflow execute {wildcards.notebook} {wildcards.preset} {output} --gpus {resources.gpu} 2>&1 | tee {log}"
+# :q quotes a path that the shell would take apart.
+EXECUTE = ("{sys.executable:q} -m lib.companion.workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
+           "--gpus {resources.gpu} 2>&1 | tee {log:q}")
 
 
 wildcard_constraints:

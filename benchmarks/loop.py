@@ -72,7 +72,7 @@ def import_seconds() -> float:
     """Return what importing the library costs beyond torch and timm."""
     code = ("import time, torch, timm; start = time.process_time(); "
             "import lib.companion.runs, lib.training.loop; print(time.process_time() - start)")
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8").stdout)
 
 
 def main() -> None:

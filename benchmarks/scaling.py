@@ -75,14 +75,15 @@ def ratios(first: Callable[[], None], second: Callable[[], None], pairs: int) ->
 
 def peak(kind: str, n: int) -> float:
     """Return the peak memory in MB of attention with AttnScale on one sequence, in a process of its own."""
-    run = subprocess.run([sys.executable, __file__, "--peak", kind, str(n)], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, __file__, "--peak", kind, str(n)], capture_output=True, check=True,
+                         encoding="utf-8")
     return float(run.stdout)
 
 
 def print_peak(kind: str, n: int) -> None:
     attention = block(kind).attn
     step(attention, 8, 1)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of importing: Linux counts from here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak of importing
     before = resident("VmRSS")
     step(attention, n, 1)
     print(resident("VmHWM") - before)
@@ -90,7 +91,7 @@ def print_peak(kind: str, n: int) -> None:
 
 def resident(field: str) -> float:
     """Return this process's resident memory, now ("VmRSS") or at its highest ("VmHWM"), in MB."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split(f"{field}:")[1].split()[0]) / 1024
 
 
@@ -124,7 +125,7 @@ def main() -> None:
         print(f"| {name} | {value:.3f} |")
     if arguments.json:
         report = {"pairs": arguments.pairs, "results": results, "ratios": raw}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

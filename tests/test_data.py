@@ -180,6 +180,13 @@ def test_evaluation_is_in_order_and_never_augmented():
     assert torch.equal(labels, split.labels) and labels.dtype == torch.int64
 
 
+def test_more_images_than_there_are_are_refused():
+    split = small().test
+    assert torch.equal(split.first(7)[1], split.labels[:7])
+    with pytest.raises(InputError, match="^100000000 images are asked for, but the split has only 50$"):
+        split.first(100_000_000)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_last_batch(drop_last):
     split = small(validation=0).train

@@ -5,9 +5,11 @@ import errno
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -92,6 +94,65 @@ def test_code_edited_after_it_was_loaded_is_noticed(store, monkeypatch):
     monkeypatch.setitem(runs._LOADED, Path(loop.__file__), "what was loaded before the edit")
     with pytest.raises(InputError, match="loop.py changed since this notebook started: restart the kernel"):
         load_or_run()
+
+
+def test_code_edited_before_it_is_imported_is_noticed(store, monkeypatch):
+    """As a module that a notebook imports after the store, or a function imports when it is called."""
+    runs._code.cache_clear()
+    path = Path(runs.__file__).with_name("site.py")
+    monkeypatch.setitem(runs._LOADED, path, "what it was when the notebook started")
+    with pytest.raises(InputError, match="site.py changed since this notebook started: restart the kernel"):
+        runs._code("lib.companion.site")
+    runs._code(loop.train.__module__)  # which does not import it
+
+
+@pytest.mark.parametrize("given, expected", [("~/r", "home/r"), ("r", "work/r")])
+def test_the_store_is_expanded_and_stays_where_it_is(monkeypatch, tmp_path, given, expected):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COMPANION_RUNS", given)
+    monkeypatch.chdir(tmp_path / "work")
+    runs._absolute.cache_clear()
+    assert runs.store() == tmp_path / expected
+    monkeypatch.chdir(tmp_path)
+    assert runs.store() == tmp_path / expected
+
+
+def test_an_empty_store_is_the_usual_one_and_an_unknown_home_is_refused(monkeypatch):
+    monkeypatch.setenv("COMPANION_RUNS", "")
+    assert runs.store() == files.ROOT / "data" / "runs"
+    monkeypatch.setenv("COMPANION_RUNS", "~nobody-of-this-name/r")
+    with pytest.raises(InputError, match="COMPANION_RUNS is '~nobody-of-this-name/r'"):
+        runs.store()
+
+
+@pytest.mark.parametrize("program, words", [
+    ("import sys; print('warning', file=sys.stderr); import nothing_of_this_name", "failed: ModuleNotFoundError: No module named"),
+    ("import sys; print('starting\\nbad luck\\n====', file=sys.stderr); sys.exit(3)", "failed: bad luck"),
+    ("raise SystemExit(1)", "failed: it said nothing")])
+def test_a_launchers_last_informative_line_is_shown(store, monkeypatch, program, words):
+    monkeypatch.setenv("COMPANION_LAUNCH", shlex.join([sys.executable, "-c", program]))
+    with pytest.raises(InputError) as error:
+        load_or_run()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_failure_in_a_launched_process_keeps_its_kind(store, monkeypatch):
+    """Whatever its words: a damaged checkpoint is set aside, the run computed again."""
+    code = textwrap.dedent("""
+        import json, pathlib, sys
+        kept = pathlib.Path(sys.argv[-1]).parent / "second"
+        folder = pathlib.Path(sys.argv[-1])
+        if kept.exists():
+            (folder / "failure.json").write_text(json.dumps({"kind": "InputError", "message": "the second"}))
+        else:
+            kept.write_text("")
+            (folder / "failure.json").write_text(json.dumps({"kind": "CorruptFile", "message": "kaputt"}))
+        sys.exit(1)""")
+    monkeypatch.setenv("COMPANION_LAUNCH", shlex.join([sys.executable, "-c", code]))
+    with pytest.raises(InputError, match="^the second$"):
+        load_or_run()
+    assert [path.name.partition(".")[2] for path in (store / "train").iterdir() if path.is_dir()] == ["damaged-1"]
 
 
 def test_data_that_changed_under_a_running_notebook_are_noticed(store):
@@ -247,6 +308,7 @@ def test_jobs_are_named_by_what_differs():
 
 SCRIPT = """
 import sys
+import textwrap
 from test_loop import TINY, but
 from lib.companion import graying_survey, runs, scaling_survey
 from lib.training import loop

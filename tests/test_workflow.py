@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -96,6 +98,17 @@ def test_a_failing_notebook_is_named_with_its_cell_and_leaves_no_output(project)
 
 
 @pytest.mark.slow
+def test_a_killed_kernel_is_told_in_one_line_with_its_cell(project):
+    path = fingerprint.notebook_path(NAME)
+    path.write_text(path.read_text().replace("print(x)", "import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(InputError) as error:
+        workflow.execute(NAME, "quick", project / "new.ipynb")
+    said = str(error.value)
+    assert said.startswith(f"{NAME} (quick): the kernel was killed in cell 2, 'import os; ") and "usually it is memory" in said
+    assert "\n" not in said and not (project / "new.ipynb").exists()
+
+
+@pytest.mark.slow
 def test_a_preset_reaches_the_notebook(project):
     files.write(fingerprint.preset_path(NAME, "gpu"), "x: 41\n")
     workflow.execute(NAME, "gpu", project / "out.ipynb")
@@ -148,6 +161,53 @@ def test_the_snakefile_plans_every_notebook_once(preset):
     for notebook in fingerprint.notebooks():
         assert f"output: build/{preset}/{notebook}.ipynb" in done.stdout
     assert f"notebook {len(fingerprint.notebooks())}" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_the_workflow_runs_in_a_folder_with_spaces_quotes_and_accents(tmp_path):
+    root = tmp_path / "My Papérs" / "it's here"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=files.ROOT, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, listed):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(files.ROOT / name, root / name)
+    (root / ".venv").symlink_to(sys.prefix)
+    target = root / "build" / "smoke" / "07_playground.ipynb"
+    environment = os.environ | {"PYTHONPATH": str(root), "COMPANION_RUNS": str(root / "data" / "runs")}
+    done = subprocess.run([root / ".venv" / "bin" / "python", "-m", "snakemake", "--cores", "1", "--nolock", "--config",
+                           "preset=smoke", "--", target.relative_to(root)], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert target.exists() and list((root / "data" / "runs").glob("*/*/result.json"))
+
+
+def test_several_gpus_are_launched_by_an_interpreter_in_any_folder(monkeypatch):
+    monkeypatch.setenv("COMPANION_LAUNCH", "")  # restored afterwards
+    monkeypatch.delenv("COMPANION_LAUNCH")
+    monkeypatch.setattr(workflow, "execute", lambda *arguments: None)
+    monkeypatch.setattr(sys, "executable", "/My Papers/it's/python")
+    monkeypatch.setattr(sys, "argv", ["workflow", "execute", NAME, "gpu", "out.ipynb", "--gpus", "2"])
+    workflow.main()
+    assert shlex.split(os.environ["COMPANION_LAUNCH"])[:2] == ["/My Papers/it's/python", "-m"]
+
+
+def test_the_makefile_quotes_the_folder_it_lies_in():
+    lines = (files.ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    assert all('"$(CURDIR)' in line for line in lines if "$(CURDIR)" in line)
+
+
+@pytest.mark.parametrize("command", ["failures smoke", "check"])
+def test_every_file_is_read_as_utf8_whatever_the_locale(command):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-m", "lib.companion.workflow", *command.split()], cwd=files.ROOT,
+                          capture_output=True, text=True, env=environment)
+    assert "Error" not in done.stderr, done.stderr
+
+
+def test_no_file_of_the_library_is_opened_in_the_locales_encoding():
+    # These read ASCII, and data/pretrained was measured with their text.
+    kept = {files.ROOT / "lib" / "training" / "photographs.py", files.ROOT / "lib" / "companion" / "others.py"}
+    for path in {*(files.ROOT / "lib").rglob("*.py"), *(files.ROOT / "workflow").glob("*.py")} - kept:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"read_text\(\)|write_text\([^,]*\)$", line), (path, line)
 
 
 def test_the_committed_results_are_current():

@@ -70,7 +70,7 @@ def run(processor: Processor, *arguments: str, **environment: str) -> subprocess
     command = [QEMU, "-cpu", processor.emulated] if processor.emulated else []
     cleared = {name: value for name, value in os.environ.items() if name not in portable.SETTINGS}
     return subprocess.run([*command, sys.executable, *arguments], cwd=files.ROOT, capture_output=True, text=True,
-                          env=cleared | processor.environment | environment)
+                          env=cleared | processor.environment | environment, encoding="utf-8")
 
 
 def fast_tests(name: str) -> str | None:

@@ -361,7 +361,7 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     if found["device"]["device"] != "cuda":
         return "nothing recorded in the ledger: no GPU"
     note, said = f"{MARK}{found['device']['device_name']}", []
-    whole = yaml.safe_load(params.preset_path("01_skip_removal", "gpu").read_text())
+    whole = yaml.safe_load(params.preset_path("01_skip_removal", "gpu").read_text(encoding="utf-8"))
     measured = {"02_token_graying": time_ratios(found["ratios"], note)}
     if (found["data"], found["skip_removal"][0]["epochs"]) == (whole["data"], whole["epochs"]):
         measured["01_skip_removal"] = skip_claims(found["skip_removal"], f"{note}, learning rate not tuned")
@@ -370,7 +370,7 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     for notebook, measurements in measured.items():
         measurements = {name: replace(one, processors=(found["device"]["device_name"],)) for name, one in measurements.items()}
         path = folder / "gpu" / f"{notebook}.json"
-        entries = json.loads(path.read_text())["claims"].values() if path.exists() else ()
+        entries = json.loads(path.read_text(encoding="utf-8"))["claims"].values() if path.exists() else ()
         if all(entry["note"].startswith(MARK) for entry in entries):
             said += map(str, ledger.record(measurements, notebook=notebook, preset="gpu", folder=folder))
         else:

@@ -51,7 +51,7 @@ def gallery() -> str:
     """Return Markdown that shows every committed figure with a link to its notebook, seen from notebooks/."""
     entries = []
     for sidecar in sorted(folder("quick").glob("*.json")):
-        notebook = json.loads(sidecar.read_text())["notebook"]
+        notebook = json.loads(sidecar.read_text(encoding="utf-8"))["notebook"]
         entries.append(f"![{sidecar.stem}](../figures/{sidecar.stem}.png)\n\n"
                        f"*{sidecar.stem}, from [{notebook}]({notebook}.ipynb)*\n")
     return "\n".join(entries)

@@ -46,15 +46,20 @@ def reached_modules(*modules: str) -> dict[str, str]:
         path = _path(name)
         if path is None or name in reached:
             continue
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
         reached[name] = _without_comments(source)
         waiting += _imports(source)
     return reached
 
 
+def reached_files(*modules: str) -> list[Path]:
+    """Return the files of `reached_modules`."""
+    return [path for name in reached_modules(*modules) if (path := _path(name))]
+
+
 def notebook_code_cells(notebook: str) -> list[tuple[str, list[str]]]:
     """Return the source and the tags of a notebook's code cells."""
-    cells = json.loads(notebook_path(notebook).read_text())["cells"]
+    cells = json.loads(notebook_path(notebook).read_text(encoding="utf-8"))["cells"]
     return [("".join(cell["source"]), cell.get("metadata", {}).get("tags", []))
             for cell in cells if cell["cell_type"] == "code"]
 
@@ -65,22 +70,22 @@ def inputs_fingerprint(notebook: str, preset: str) -> str:
     The overview depends on what every other notebook does, and on all claims.
     """
     code = "\n\n".join(source for source, _ in notebook_code_cells(notebook))
-    claims = _claims((ROOT / "data" / "claims.yaml").read_text())
+    claims = _claims((ROOT / "data" / "claims.yaml").read_text(encoding="utf-8"))
     preset_file = preset_path(notebook, preset)
     return digest({
         "notebook": code,
         "code": code_fingerprint(*_imports(code)),
-        "preset": yaml.safe_load(preset_file.read_text()) if preset_file.exists() else None,
+        "preset": yaml.safe_load(preset_file.read_text(encoding="utf-8")) if preset_file.exists() else None,
         "rules": {name: claim for name, claim in claims.items() if notebook in (claim["notebook"], OVERVIEW)},
         "others": [inputs_fingerprint(other, preset) for other in notebooks() if notebook == OVERVIEW != other],
-        "data": [path.read_text() for path in sorted((ROOT / "data").glob("*/SHA256SUMS"))],
+        "data": [path.read_text(encoding="utf-8") for path in sorted((ROOT / "data").glob("*/SHA256SUMS"))],
         "versions": pinned_versions(),
     })
 
 
 def pinned_versions() -> list[str]:
     """Return the lines of requirements.lock that pin a package which decides results."""
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if re.split("[=<>;[ ]", line)[0] in DECIDING_PACKAGES]
 
 

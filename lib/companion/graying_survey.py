@@ -396,7 +396,7 @@ def model_kappas(run: Run, count: int, patch_size: int) -> pandas.DataFrame:
     that of the patches, whose κ is also measured where training was plain.
     """
     config = run.config
-    pictures, _ = next(dataset(config).test.batches(count, device="cpu", train=False))
+    pictures, _ = dataset(config).test.first(count)
     model, rows = run.load_model().double(), []
     grayed = pictures
     if config.graying != "none" and not config.graying_blocks:

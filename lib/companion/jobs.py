@@ -37,7 +37,7 @@ class Need:
 
 def need(preset: str, notebook: str) -> Need:
     """Return what `workflow/resources.yaml` grants. Raises InputError where an entry is missing or makes no sense."""
-    presets = yaml.safe_load(RESOURCES.read_text())
+    presets = yaml.safe_load(RESOURCES.read_text(encoding="utf-8"))
     if preset not in presets:
         raise unknown("preset in workflow/resources.yaml", preset, presets)
     entry = presets[preset].get(notebook) or presets[preset].get("default")
@@ -107,7 +107,7 @@ def failures(preset: str) -> list[str]:
     for output in sorted(outputs):
         name, unfinished = output.stem, output.with_suffix(".failed.ipynb")
         log = logs / f"{name}.log"
-        said = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
+        said = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()] if log.exists() else []
         last = "".join(f"\n    {line}" for line in said[-LAST_LINES:]) or "\n    it said nothing"
         left = f"the notebook so far {_relative(unfinished)}" if unfinished.exists() else "no cell of its notebook was executed"
         found.append(f"{name} ({preset}) failed; its log is {_relative(log)}, {left}{last}")
@@ -121,7 +121,7 @@ def finished(started: float, inputs: str) -> dict:
 
 def _metadata(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())["metadata"]
+        return json.loads(path.read_text(encoding="utf-8"))["metadata"]
     except (ValueError, KeyError):
         return {}
 

@@ -59,7 +59,8 @@ def weights(block: Block) -> Weights:
                    for layer, scale in zip((block.attn.proj, block.mlp.fc2), scales, strict=True))
     up = block.mlp.fc1
     b_up = torch.zeros(up.out_features) if up.bias is None else up.bias.detach()
-    return Weights(block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o, up.weight.detach().double().mT, b_up.double(), w_down)
+    return Weights(block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o,
+                   up.weight.detach().double().mT, b_up.double(), w_down)
 
 
 def logits(block: Block, normed: Tensor) -> Tensor:
@@ -96,8 +97,8 @@ def check_block(block: Block) -> None:
     wrong = [] if norms else ["normalisation"]
     wrong += [part for part, (found, said) in pairs.items() if not _size(found - said) <= 1e-6 * _size(found)]
     if wrong:
-        raise InputError(f"the {' and the '.join(wrong)} of this model's blocks are not those of the theorems: LayerNorm, softmax "
-                         "attention, an FFN with GELU and nothing between; leave out arguments such as attn_layer, "
+        raise InputError(f"the {' and the '.join(wrong)} of this model's blocks are not those of the theorems: LayerNorm, "
+                         "softmax attention, an FFN with GELU and nothing between; leave out arguments such as attn_layer, "
                          "qk_norm, scale_attn_norm, scale_mlp_norm, act_layer, norm_layer and scaling")
 
 

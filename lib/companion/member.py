@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 -m lib.companion.member lib.training.loop:train data/runs/train/HASH
 
 The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `lib.companion.runs`. Every
-process reads the run's config.json and computes; the first one writes metrics.jsonl and, at the end, outcome.json.
+process reads the run's config.json and computes; the first one writes metrics.jsonl and, at the end, outcome.json. One
+that cannot go on writes why to failure.json, since launchers report only a status.
 """
 
 import importlib
@@ -14,7 +15,10 @@ import typing
 from pathlib import Path
 
 from lib import files
-from lib.errors import run_command
+from lib.errors import InputError, run_command
+
+
+FAILURE = "failure.json"
 
 
 def compute(function: str, folder: str) -> None:
@@ -22,8 +26,12 @@ def compute(function: str, folder: str) -> None:
     module, _, name = function.partition(":")
     target = getattr(importlib.import_module(module), name)
     path = Path(folder)
-    config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text()))
-    result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
+    config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text(encoding="utf-8")))
+    try:
+        result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
+    except InputError as error:
+        files.write(path / FAILURE, json.dumps({"kind": type(error).__name__, "message": str(error)}))
+        raise
     if os.environ.get("RANK", "0") == "0":
         files.write(path / "outcome.json", json.dumps(result))
 

@@ -132,7 +132,7 @@ def preset_values(notebook: str, preset: str, declared: dict[str, Declaration]) 
         raise InputError(f"{notebook} has no preset {preset!r}: {path.relative_to(files.ROOT)} does not exist")
     shown = path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{shown} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -161,7 +161,8 @@ def settings(kind: type, *decided: str, needed: tuple[str, ...] = ()) -> Rule:
     """Allow a dict of fields of the dataclass `kind` with values that it accepts; `decided` are those set elsewhere."""
     def rule(name: str, value: dict) -> None:
         _check_keys(name, value, [field.name for field in fields(kind)], decided, needed)
-        required = {field.name: field.type(1) for field in fields(kind) if field.default is field.default_factory is MISSING}
+        required = {field.name: field.type(1) for field in fields(kind)
+                    if field.default is field.default_factory is MISSING}
         if "accumulation" in value:  # it must divide the batch, which may be a parameter of its own
             required["batch_size"] = value["accumulation"]
         try:
@@ -173,7 +174,8 @@ def settings(kind: type, *decided: str, needed: tuple[str, ...] = ()) -> Rule:
 
 def arguments(*decided: str, needed: tuple[str, ...] = ()) -> Rule:
     """Allow a dict of a model's arguments, but none that the data or another parameter decides."""
-    return lambda name, value: _check_keys(name, value, None, (*decided, "num_classes", "img_size", "in_chans", "skip", "init"), needed)
+    apart = (*decided, "num_classes", "img_size", "in_chans", "skip", "init")
+    return lambda name, value: _check_keys(name, value, None, apart, needed)
 
 
 def entries(**types: type) -> Rule:
@@ -195,7 +197,8 @@ def mapping(keys: Iterable[str], values: Rule) -> Rule:
     return rule
 
 
-def _check_keys(name: str, value: dict, allowed: Iterable[str] | None, decided: Iterable[str], needed: Iterable[str]) -> None:
+def _check_keys(name: str, value: dict, allowed: Iterable[str] | None, decided: Iterable[str],
+                needed: Iterable[str]) -> None:
     for key in value:
         if key in decided:
             raise InputError(f"{name} sets {key!r}, which the data or another parameter decides; leave it out")

@@ -32,7 +32,7 @@ def git_state() -> dict:
     """Return the commit of the checkout and whether tracked files differ from it; None where git cannot say."""
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True)
+            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True, encoding="utf-8")
         except (OSError, subprocess.CalledProcessError):
             return None
         return done.stdout.strip()
@@ -53,7 +53,7 @@ def _processor() -> str:
     In a cloud many bear the name "Intel(R) Xeon(R) Processor" or "AMD EPYC": family and model tell them apart.
     """
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}

@@ -49,10 +49,11 @@ def expected(preset: str, folder: Path) -> dict[str, Expected]:
 
     Counting takes up to a minute, so the answer is kept in `folder`/plan.json until a notebook, a preset or a rate changes.
     """
-    made_of = fingerprint.digest([RATES.read_text(), *[fingerprint.inputs_fingerprint(name, preset) for name in fingerprint.notebooks()]])
+    made_of = fingerprint.digest([RATES.read_text(encoding="utf-8"),
+                                  *[fingerprint.inputs_fingerprint(name, preset) for name in fingerprint.notebooks()]])
     path = folder / "plan.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["made_of"] == made_of:
             return {name: Expected(**values) for name, values in kept["expected"].items()}
     found = _expected(preset)
@@ -61,7 +62,7 @@ def expected(preset: str, folder: Path) -> dict[str, Expected]:
 
 
 def _expected(preset: str) -> dict[str, Expected]:
-    rates, known, found = yaml.safe_load(RATES.read_text()), set(), {}
+    rates, known, found = yaml.safe_load(RATES.read_text(encoding="utf-8")), set(), {}
     for notebook in fingerprint.notebooks():
         new = {name: run for name, run in configurations(notebook, preset).items() if name not in known}
         known |= new.keys()

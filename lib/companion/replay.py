@@ -30,7 +30,8 @@ def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[li
     decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder until the store has the result.
     """
     path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
-    kept = json.loads(path.read_text()) if path.exists() else {"0": _attention(config, loop.build_model(config))}
+    kept = (json.loads(path.read_text(encoding="utf-8")) if path.exists()
+            else {"0": _attention(config, loop.build_model(config))})
 
     def keep() -> None:
         state = checkpoint.read(saved)

@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shlex
 import shutil
@@ -67,13 +68,23 @@ class Run:
 
 def store() -> Path:
     """Return the folder of all runs: the environment variable COMPANION_RUNS, or data/runs."""
-    return Path(os.environ.get("COMPANION_RUNS", files.ROOT / "data" / "runs"))
+    given = os.environ.get("COMPANION_RUNS", "").strip()
+    return _absolute(given) if given else files.ROOT / "data" / "runs"
+
+
+@functools.cache
+def _absolute(folder: str) -> Path:
+    """Return a folder as this process first understood it: another working directory changes nothing."""
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise InputError(f"COMPANION_RUNS is {folder!r}: {error}; give a whole path") from error
 
 
 def processors(hashes: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the processors that computed the stored runs of these hashes."""
     found = [path for name in hashes for path in store().glob(f"*/{name}/provenance.json")]
-    return tuple(sorted({json.loads(path.read_text())["machine"]["device_name"] for path in found}))
+    return tuple(sorted({json.loads(path.read_text(encoding="utf-8"))["machine"]["device_name"] for path in found}))
 
 
 def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
@@ -194,7 +205,7 @@ class _Job:
     def load(self) -> Run:
         """Return the finished run. Raises CorruptFile where it is missing or damaged."""
         try:
-            stored = json.loads((self.folder / "result.json").read_text())
+            stored = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
             if stored["schema"] != SCHEMA:
                 raise InputError(f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
                                  "move the folder away to compute the run again")
@@ -210,7 +221,7 @@ class _Job:
                              "folder of your own") from error
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise checkpoint.CorruptFile(f"{type(error).__name__}: {error}") from error
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return Run(self.config, self.hash, self.folder, stored["result"], [json.loads(line) for line in lines])
 
     def find(self) -> Run | None:
@@ -296,24 +307,32 @@ class _Job:
         """Have the launcher's processes compute the run; return its result."""
         function = f"{self.function.__module__}:{self.function.__name__}"
         command = [*_launcher(), "-m", "lib.companion.member", function, str(self.folder)]
+        failure = self.folder / member.FAILURE
+        failure.unlink(missing_ok=True)
         try:
-            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, encoding="utf-8", errors="replace")
         except OSError as error:
             raise InputError(f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}") from error
         outcome = self.folder / "outcome.json"
         if done.returncode or not outcome.exists():
-            # Launchers report a failed process with a status and lines of their own.
-            said = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-            if any("is not a whole checkpoint" in line or "does not match its own digest" in line
-                   or "belongs to another configuration" in line for line in said):
-                raise checkpoint.CorruptFile(said[0])
-            raise InputError(f"{shlex.join(command)} failed: {said[0]}")
-        result = json.loads(outcome.read_text())
+            if not failure.exists():
+                raise InputError(f"{shlex.join(command)} failed: {_last_words(done.stderr)}")
+            said = json.loads(failure.read_text(encoding="utf-8"))
+            failure.unlink()
+            raise (checkpoint.CorruptFile if said["kind"] == "CorruptFile" else InputError)(said["message"])
+        result = json.loads(outcome.read_text(encoding="utf-8"))
         outcome.unlink()
         return result
 
     def _write_metrics(self, rows: list[dict]) -> None:
         files.write(self.folder / "metrics.jsonl", member.lines(rows))
+
+
+def _last_words(text: str) -> str:
+    """Return the last line that names an error, else the last that has words: launchers add reports of their own."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalpha, line))]
+    errors = [line for line in lines if re.search(r"^(\[\w+\]: ?)?[\w.]*(Error|Exception): ", line)]
+    return (errors or lines or ["it said nothing"])[-1]
 
 
 def _launcher() -> list[str]:
@@ -324,7 +343,7 @@ def _launcher() -> list[str]:
 @functools.cache
 def _code(module: str) -> str:
     """Return the fingerprint of the code as this process loaded it; raise where the files have changed since."""
-    changed = [path.name for path, digest in _LOADED.items() if _file_digest(path) != digest]
+    changed = [path.name for path in fingerprint.reached_files(module) if _LOADED.get(path) != _file_digest(path)]
     if changed:
         raise InputError(f"{', '.join(changed)} changed since this notebook started: restart the kernel and run again")
     return fingerprint.code_fingerprint(module)
@@ -393,14 +412,14 @@ def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: C
             if time.monotonic() - spoken > QUIET_SECONDS:
                 for index in waiting.values():
                     metrics = jobs[index].folder / "metrics.jsonl"
-                    epoch = len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
+                    epoch = len(metrics.read_text(encoding="utf-8").splitlines()) - 1 if metrics.exists() else 0
                     if epoch > epochs_said.get(index, 0):
                         report(f"      {names[index]}: epoch {epoch} of {jobs[index].config.epochs}")
                         epochs_said[index], spoken = epoch, time.monotonic()
 
 
 def _outcome(run: Run) -> str:
-    seconds = sum(json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"])
+    seconds = sum(json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
     said = next((text.format(run.result[name]) for name, text in SCORES.items() if run.result.get(name) is not None), "done")
@@ -448,6 +467,5 @@ def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# The files of what this process has loaded, before anyone edits them.
-_LOADED = {Path(module.__file__): _file_digest(Path(module.__file__)) for name, module in list(sys.modules.items())
-           if name.partition(".")[0] == "lib" and module.__file__}
+# The library as it is when this process starts, also what is imported later: an edit from here on may be loaded or not.
+_LOADED = {path: _file_digest(path) for path in (files.ROOT / "lib").rglob("*.py")}

@@ -69,7 +69,7 @@ def _write_sources(source: Path) -> None:
     """Gather the notebooks, figures and generated pages."""
     names = fingerprint.notebooks()
     for name in names:
-        files.write(source / "notebooks" / f"{name}.ipynb", fingerprint.notebook_path(name).read_text())
+        files.write(source / "notebooks" / f"{name}.ipynb", fingerprint.notebook_path(name).read_text(encoding="utf-8"))
     if (files.ROOT / "figures").exists():
         shutil.copytree(files.ROOT / "figures", source / "figures", ignore=shutil.ignore_patterns("*.json", *figures.UNCOMMITTED))
     files.write(source / "notebooks" / "gallery.md", f"# Gallery\n\nThe figures of the quick preset.\n\n{figures.gallery()}\n")
@@ -80,7 +80,7 @@ def _write_sources(source: Path) -> None:
         files.write(source / "api" / f"{module}.rst", f"{title}\n{'=' * len(title)}\n\n.. automodule:: {module}\n")
     files.write(source / "_static" / "site.css", STYLE)
     files.write(source / "index.md", "\n\n".join([
-        (files.ROOT / "README.md").read_text().partition("## ")[0].strip(), EXPLORERS,
+        (files.ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0].strip(), EXPLORERS,
         _contents("Notebooks", [f"notebooks/{name}" for name in names]), _contents("Results", ["notebooks/gallery", "ledger"]),
         _contents("Library", [f"api/{module}" for module in modules])]) + "\n")
 
@@ -102,10 +102,10 @@ def outside(folder: Path) -> list[str]:
     found = []
     for path in sorted(folder.rglob("*.html")):
         reader = _Loads()
-        reader.feed(path.read_text())
+        reader.feed(path.read_text(encoding="utf-8"))
         found += [f"{path.relative_to(folder)} loads {address}" for address in reader.addresses]
     for path in sorted(folder.rglob("*.css")):
-        loads = re.findall(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)""", path.read_text())
+        loads = re.findall(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)""", path.read_text(encoding="utf-8"))
         found += [f"{path.relative_to(folder)} loads {address}" for address in loads]
     return found
 

@@ -271,7 +271,7 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
     """
     rows = []
     for run, name in zip(runs, names, strict=True):
-        taken = json.loads((run.folder / "provenance.json").read_text())["seconds_per_epoch"]
+        taken = json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))["seconds_per_epoch"]
         steps = loop.dataset(run.config).train.num_images // run.config.batch_size
         rows += [{"arm": name, "optimizer": run.config.optimizer, "seed": run.config.seed, "steps": steps * row["epoch"],
                   "seconds": sum(taken[: row["epoch"]]), "validation_top1": row["validation_top1"]} for row in run.history]

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ SHOWN = {"cpus": ("<!-- processors: written by `make reproduce` -->\n", "<!-- en
 
 def execute(notebook: str, preset: str, output: Path) -> None:
     """Run a notebook in a preset with papermill, which shows its progress; raise InputError where a cell fails."""
+    import nbclient.exceptions
     import papermill
 
     from lib.companion import params
@@ -58,10 +60,21 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     except papermill.PapermillExecutionError as error:
         raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
                          f"(the notebook so far: {unfinished})") from None
+    except nbclient.exceptions.DeadKernelError:
+        raise InputError(f"{notebook} ({preset}): the kernel was killed in {_last_cell(unfinished)}; usually it is "
+                         f"memory that ran out: use fewer workers or a smaller batch (the notebook so far: {unfinished})") from None
     executed = nbformat.read(unfinished, as_version=4)
     executed.metadata["companion"] = jobs.finished(started, inputs)
     files.write(output, nbformat.writes(executed))
     unfinished.unlink()
+
+
+def _last_cell(unfinished: Path) -> str:
+    """Name the cell that papermill was running when it last saved a notebook."""
+    cells = [cell for cell in nbformat.read(unfinished, as_version=4).cells if cell.cell_type == "code"]
+    begun = [number for number, cell in enumerate(cells)
+             if cell.metadata.get("papermill", {}).get("status", "pending") != "pending"]
+    return f"cell {begun[-1] + 1}, {cells[begun[-1]].source.splitlines()[0]!r}" if begun else "its first cell"
 
 
 def publish() -> str:
@@ -105,7 +118,7 @@ def _publish_notebook(notebook: str) -> None:
     for source, target in zip(*code, strict=True):
         target.outputs, target.execution_count = source.outputs, source.execution_count
     figures = [path.stem for path in (files.ROOT / "figures").glob("*.json")
-               if json.loads(path.read_text())["notebook"] == notebook]
+               if json.loads(path.read_text(encoding="utf-8"))["notebook"] == notebook]
     committed.metadata["companion"] = {"inputs": inputs, "figures": sorted(figures), "ledger": _ledger_digest(notebook)}
     files.write(notebook_path(notebook), nbformat.writes(committed) + "\n")
 
@@ -130,7 +143,7 @@ def _problems(notebook: str) -> list[str]:
         if not picture.exists() or not sidecar.exists():
             problems.append(f"figures/{name}.png or its sidecar is missing")
             continue
-        content = json.loads(sidecar.read_text())
+        content = json.loads(sidecar.read_text(encoding="utf-8"))
         if content["inputs"] != inputs:
             problems.append(f"figures/{name}.png is stale")
         if content["sha256"] != hashlib.sha256(picture.read_bytes()).hexdigest():
@@ -143,7 +156,7 @@ def benchmark(name: str) -> str:
     from lib.companion import provenance
 
     done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=files.ROOT, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, encoding="utf-8")
     if done.returncode:
         raise InputError(f"benchmarks/{name}.py failed: {done.stderr.strip().splitlines()[-1]}")
     machine, versions, git = provenance.machine("cpu"), provenance.versions(), provenance.git_state()
@@ -155,14 +168,14 @@ def benchmark(name: str) -> str:
 
 def _current_readme() -> str:
     """Return README.md with the ledger, the rerun and the benchmarks as they are stored."""
-    text = README.read_text()
+    text = README.read_text(encoding="utf-8")
     from lib.companion import ledger, replication
 
     blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True)), (RERUN_START, RERUN_END, replication.section())]
     for name, (start, end) in SHOWN.items():
         stored = BENCHMARKS / "results" / f"{name}.md"
         if stored.exists():
-            blocks.append((start, end, stored.read_text()))
+            blocks.append((start, end, stored.read_text(encoding="utf-8")))
     for start, end, content in blocks:
         before, _, rest = text.partition(start)
         text = before + start + content + end + rest.partition(end)[2]
@@ -171,7 +184,8 @@ def _current_readme() -> str:
 
 def _readme_problems() -> list[str]:
     try:
-        return [] if README.read_text() == _current_readme() else ["README.md does not show the results as they are stored"]
+        current = README.read_text(encoding="utf-8") == _current_readme()
+        return [] if current else ["README.md does not show the results as they are stored"]
     except InputError as error:
         return [f"ledger: {error}"]
 
@@ -197,8 +211,9 @@ def _command(arguments: argparse.Namespace) -> str | None:
     """Do what a command asks for; return what to say."""
     if arguments.command == "execute":
         if arguments.gpus > 1:
-            launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {arguments.gpus}"
-            os.environ.setdefault("COMPANION_LAUNCH", launcher)
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                        str(arguments.gpus)]
+            os.environ.setdefault("COMPANION_LAUNCH", shlex.join(launcher))
         return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
     if arguments.command == "publish":
         return publish()

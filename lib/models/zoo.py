@@ -19,6 +19,10 @@ from lib.models.scaling import FORMS, apply_scaling, check_scaling
 from lib.models.skipless import SkiplessInit, apply_init, check_init
 
 
+SIZES = ("patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "dim", "kernel_size", "window_size",
+         "sr_ratios", "in_chans")
+
+
 def create_model(
     name: str,
     *,
@@ -57,6 +61,7 @@ def create_model(
     """
     family = _family_named(name)
     check_skip(family, skip)
+    _check_sizes(timm_kwargs)
     _check_heads(timm_kwargs)
     if scaling is not None:
         check_scaling(family, scaling, scaling_form)
@@ -69,6 +74,7 @@ def create_model(
         _check_image_size(family, name, arguments, img_size)
         if "img_size" in inspect.signature(family.model).parameters:
             arguments["img_size"] = img_size
+        _check_logits(family, name, arguments, img_size)
     model = _build(family, name, arguments)
     if init is not None:
         apply_init(model, init)
@@ -104,11 +110,26 @@ def _timm_names(modules: tuple[str, ...] = ()) -> set[str]:
 
 
 def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
+    given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
     try:
         with draws.Portable():
-            return family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise InputError(f"timm cannot build {name!r} from the arguments given: {error}") from error
+            model = family.model(**arguments) if name == family.name else timm.create_model(name, **arguments)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        raise InputError(f"timm cannot build {name!r} from the arguments given ({given}): {reason}") from error
+    if not isinstance(model, family.model):
+        raise InputError(f"with the arguments given ({given}) timm builds a {type(model).__name__} for {name!r}, not a "
+                         f"{family.model.__name__}; leave out what asks for it, such as features_only and use_naflex")
+    return model
+
+
+def _check_sizes(arguments: dict[str, Any]) -> None:
+    """Raise InputError for a size or number that is not a positive whole number, or a list of such numbers."""
+    for name in SIZES:
+        value = arguments.get(name)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if value is not None and not all(type(number) is int and number > 0 for number in numbers):
+            raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def _check_heads(arguments: dict[str, Any]) -> None:
@@ -120,8 +141,6 @@ def _check_heads(arguments: dict[str, Any]) -> None:
     if isinstance(widths, int):  # Swin's width doubles with each stage
         widths = [widths * 2**stage for stage in range(len(heads))]
     for width, count in zip(widths, heads):
-        if count < 1:
-            raise InputError(f"num_heads is {count}; it must be at least 1")
         if width % count:
             raise indivisible("embed_dim", width, "num_heads", count)
 
@@ -130,12 +149,27 @@ def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_
     sides = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
         raise InputError(f"img_size {img_size!r} must be one positive whole number of pixels, or (height, width)")
-    loading = ("pretrained", "checkpoint_path", "device")
-    described = {key: value for key, value in arguments.items() if key not in loading}
-    with torch.device("meta"):  # only the patch size is wanted: takes no memory and draws no random number
-        patch_sizes = family.patch_size(_build(family, name, described))
+    patch_sizes = family.patch_size(_outline(family, name, arguments))
     for side, patch in zip(sides, patch_sizes, strict=True):
         if side < family.least_image_size:
             raise InputError(f"image size {side} is too small for {name}: it needs {family.least_image_size} pixels")
         if side % patch:
             raise indivisible("image size", side, f"{name}'s patch size", patch)
+
+
+def _check_logits(family: Family, name: str, arguments: dict[str, Any], img_size: int | tuple[int, int]) -> None:
+    """Raise InputError where an image does not give one number for each class, as without pooling."""
+    height, width = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
+    image = torch.zeros(1, arguments.get("in_chans", 3), height, width, device="meta")
+    expected = (1, arguments["num_classes"])
+    logits = _outline(family, name, arguments).eval()(image)
+    if arguments["num_classes"] and tuple(logits.shape) != expected:
+        raise InputError(f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, "
+                         f"not {expected}; leave out what changes that, such as global_pool")
+
+
+def _outline(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
+    """Return the model without values: it takes no memory and draws no random number."""
+    loading = ("pretrained", "checkpoint_path", "device")
+    with torch.device("meta"):
+        return _build(family, name, {key: value for key, value in arguments.items() if key not in loading})

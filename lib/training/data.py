@@ -113,6 +113,12 @@ class Split:
         """Return how many batches `batches` yields."""
         return self.num_images // batch_size if drop_last else -(-self.num_images // batch_size)
 
+    def first(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` images and their labels, on the CPU. Raises InputError where there are fewer."""
+        if count > self.num_images:
+            raise InputError(f"{count} images are asked for, but the split has only {self.num_images}")
+        return next(self.batches(count))
+
     def batches(
         self,
         batch_size: int,
@@ -204,15 +210,22 @@ class Streaming(Split):
         loader = torch.utils.data.DataLoader(
             _Images(self._rows, self._decoder, steps, key),
             batch_sampler=[batch.tolist() for batch in places],
+            collate_fn=_collate,
             num_workers=max(1, min(MOST_WORKERS, _cores() // shard[1])),
             pin_memory=device.type == "cuda",
             generator=_generator(*key),  # else it would draw from torch's global generator
         )
-        try:
-            for images, labels in loader:
-                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        except InputError as error:  # torch puts the worker's traceback before the message
-            raise InputError(str(error).rpartition("InputError: ")[2].strip()) from error
+        for batch in loader:
+            if isinstance(batch, InputError):
+                raise batch
+            images, labels = batch
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def _collate(items: list) -> list[Tensor] | InputError:
+    """Return a batch, or the first error among its images: raised in a worker, torch would hide it in a traceback."""
+    error = next((item for item in items if isinstance(item, InputError)), None)
+    return error or torch.utils.data.default_collate(items)
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ class _Images(torch.utils.data.Dataset):
     steps: Sequence[Callable]  # from a PIL image on
     key: tuple[int, int]  # seed, epoch
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+    def __getitem__(self, place: int) -> tuple[Tensor, int] | InputError:
         record = self.rows.records[place]["image"]
         try:
             if not self.steps:
@@ -237,8 +250,8 @@ class _Images(torch.utils.data.Dataset):
                 image = self.decoder.picture(record)
                 for step in self.steps:
                     image = step(image)
-        except Undecodable as error:
-            raise _undecodable([self.rows.name(place)]) from error
+        except Undecodable:
+            return _undecodable([self.rows.name(place)])
         return image, int(self.rows.labels[place])
 
 
@@ -288,8 +301,8 @@ def load(
     A folder holds either parquet files named after their split as on the hub (`train-00000-of-00001.parquet`; columns
     `image` or `img`, and `label`), or images as `train/class/x.png` and `test/class/y.png` (or validation, valid, val),
     or just `class/x.png`. Links are followed, images are turned as their EXIF data say, and transparency is laid on
-    white; `source` says what is not used. Without a test split a fifth of the images, stratified, becomes one. An environment
-    variable, for instance COMPANION_CIFAR10 for "cifar10", makes a name of the hub stand for such a folder.
+    white; `source` says what is not used. Without a test split a fifth of the images, stratified, becomes one. An
+    environment variable, for instance COMPANION_CIFAR10 for "cifar10", makes a name of the hub stand for such a folder.
 
     Args:
         name_or_path: "fashion_mnist" (embedded), "cifar10", "tiny-imagenet", "imagenet-1k", or a folder.
@@ -327,7 +340,8 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
         folder, source = _hub_folder(name, spec), f"{spec.repo} at revision {spec.revision}"
     elif name in SPECS:
         folder, source = EMBEDDED, "embedded: the first 6,000 training and 2,000 test images of Fashion-MNIST (MIT)"
-        _check_hashes(folder, dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines()),
+        sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+        _check_hashes(folder, dict(reversed(line.split()) for line in sums),
                       f"repair it with `git checkout -- {folder.relative_to(ROOT)}`")
     else:
         folder, source = Path(name), f"local folder {name}"
@@ -547,7 +561,8 @@ def _read_split(split: str, files: list[Path]) -> tuple[_Rows, list[str] | None]
     names = [_class_names(schema) for schema in schemas]
     for file, own in zip(files, names):
         if own != names[0]:
-            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the same names")
+            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the "
+                             "same names")
     if not sum(pyarrow.parquet.read_metadata(file).num_rows for file in files):
         raise InputError(f"the split {split!r} has no rows ({', '.join(map(str, files[:3]))})")
     paths = list(map(str, files))
@@ -689,8 +704,8 @@ class _Decoder:
 
 
 def _undecodable(names: list[str]) -> InputError:
-    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove "
-                      "them")
+    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or "
+                      "remove them")
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:

@@ -205,7 +205,7 @@ def _published(name: str, folder: Path, split: str, size: int, channels: int) ->
         listed = folder / layout.list_file[split]
         if not listed.exists():
             raise InputError(f"{listed} is missing; {name} must be {layout.about}")
-        names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip()]
+        names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
         images = [pictures / (Path(line).name if Path(line).suffix else f"{line}.jpg") for line in names]
     else:
         images = sorted(pictures.glob("*.jpg"))
@@ -278,7 +278,7 @@ def _coco_boxes(folder: Path) -> dict[str, list[list[float]]]:
     file = folder / "annotations" / "instances_train2014.json"
     if not file.exists():
         raise InputError(f"{file} is missing; coco20k must be {SETS['coco20k'].about}")
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     names, boxes = {image["id"]: image["file_name"] for image in content["images"]}, {}
     for note in content["annotations"]:
         left, top, width, height = note["bbox"]

@@ -139,7 +139,7 @@ def build_network(config: DinoConfig) -> Dino:
 
 def load_teacher(folder: Path) -> tuple[DinoConfig, VisionTransformer]:
     """Return the configuration and the teacher's ViT, on the CPU in evaluation mode, of the run stored in `folder`."""
-    config = DinoConfig(**json.loads((folder / "config.json").read_text()))
+    config = DinoConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     vit = build_vit(config)
     vit.load_state_dict(checkpoint.read(folder / "model.safetensors"))
     return config, vit.eval()

@@ -91,7 +91,8 @@ class RunConfig:
         """Raise InputError for a field of another type, and for a number out of its range."""
         for declared in fields(self):
             name, kind, value = declared.name, declared.type, getattr(self, declared.name)
-            if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) and kind is not bool:
+            allowed = int | float if kind is float else kind
+            if not isinstance(value, allowed) or isinstance(value, bool) and kind is not bool:
                 raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type "
                                  f"{getattr(kind, '__name__', kind)}")
             if isinstance(value, float) and not math.isfinite(value):
@@ -156,7 +157,7 @@ def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> 
 
 @functools.cache
 def _check_optimizer(name: str) -> None:
-    """Raise InputError for an optimiser that does not go on from a checkpoint as if it had never stopped, on a tiny model."""
+    """Raise InputError for an optimiser that does not go on from a checkpoint as if it had never stopped."""
     if name in ("adamw", "soap"):  # known to, and the second takes seconds to import
         return
     config = SimpleNamespace(optimizer=name, learning_rate=0.01, weight_decay=0.05)
@@ -176,8 +177,8 @@ def _check_optimizer(name: str) -> None:
     except Exception as error:  # whatever the many optimisers raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if reason:
-        raise InputError(f"optimizer {name!r} cannot be used: its state must go through a checkpoint and back ({reason}); "
-                         "take another one, such as 'adamw'")
+        raise InputError(f"optimizer {name!r} cannot be used: its state must go through a checkpoint and back "
+                         f"({reason}); take another one, such as 'adamw'")
 
 
 def _tiny_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
