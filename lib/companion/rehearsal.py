@@ -132,8 +132,9 @@ def image_flops(function: Callable, config: RunConfig) -> float:
     key = json.dumps([function.__name__, asdict(config)], sort_keys=True)
     if key not in _counted:
         images = torch.zeros(1, config.channels, config.img_size, config.img_size)
+        loss = _step(function, config, images)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # a CPU's fused attention is not counted
-            _loss(function, config, images).backward()
+            loss().backward()
         _counted[key] = counter.get_total_flops()
     return _counted[key]
 
@@ -146,11 +147,14 @@ COUNTED = {"data": "fashion_mnist", "train_images": 20, "test_images": 20, "seed
            "weight_decay": 0.0, "warmup": 0.0, "mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0, "precision": "float32"}
 
 
-def _loss(function: Callable, config: RunConfig, images: Tensor) -> Tensor:
+def _step(function: Callable, config: RunConfig, images: Tensor) -> Callable[[], Tensor]:
+    """Return what computes a run's loss on the images; building the model is not part of a step."""
     if function is selfsupervised.pretrain:
-        return selfsupervised.build_model(config)(images, images)
+        model = selfsupervised.build_model(config)
+        return lambda: model(images, images)
     if function is dino.distil:
         small = torch.zeros(len(images), config.channels, config.local_size, config.local_size)
-        return dino.Dino((dino.build_vit(config), dino.build_vit(config)), config)(
-            [images] * 2, [small] * config.local_crops, config.teacher_temperature)
-    return loop.build_model(config)(images).sum()
+        model = dino.Dino((dino.build_vit(config), dino.build_vit(config)), config)
+        return lambda: model([images] * 2, [small] * config.local_crops, config.teacher_temperature)
+    model = loop.build_model(config)
+    return lambda: model(images).sum()
