@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 
-from lib.companion import ledger, rehearsal
+from lib.companion import ledger
 from lib.errors import InputError
 from lib.training import loop
 from workflow import gpu_check
@@ -124,7 +124,7 @@ def test_without_a_gpu_nothing_is_recorded(tmp_path):
 def test_the_rates_of_a_device_are_found_from_two_steps():
     small = gpu_check.recipe(CPU, "fashion_mnist", epochs=1)
     large = dataclasses.replace(small, model="deit_tiny_patch16_224", model_args={}, img_size=224, channels=3)
-    seconds = [count * rehearsal.image_flops(loop.train, config) / 5e13 + 0.04 for count, config in ((128, large), (256, small))]
+    seconds = [count * costs.image_flops(loop.train, config) / 5e13 + 0.04 for count, config in ((128, large), (256, small))]
     steps = [{"step": "plain, compiled"}, {"step": "plain", "model": large.model, "batch": 128, "ms": 1e3 * seconds[0]}]
     found = gpu_check.rates(steps, {"loop": 256 / seconds[1]}, CPU, "fashion_mnist")
     assert found == {"teraflops": pytest.approx(50), "step": pytest.approx(0.04)}

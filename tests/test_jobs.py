@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from lib import files
-from lib.companion import fingerprint, jobs, workflow
+from lib.companion import fingerprint
 from lib.errors import InputError
+from workflow import __main__ as command, jobs
 
 
 @pytest.mark.parametrize("preset", fingerprint.PRESETS)
@@ -116,15 +117,15 @@ CHANGES = [
 def project(tmp_path_factory):
     """A project with the real Snakefile, the real modules behind it, and notebooks that do nothing, executed once."""
     root = tmp_path_factory.mktemp("project")
-    for name in ("Snakefile", "workflow/resources.yaml", "lib/files.py", "lib/errors.py", "lib/companion/__init__.py",
-                 "lib/companion/fingerprint.py", "lib/companion/jobs.py"):
+    for name in ("Snakefile", "workflow/resources.yaml", "workflow/__init__.py", "workflow/jobs.py", "lib/files.py", "lib/errors.py",
+                 "lib/companion/__init__.py", "lib/companion/fingerprint.py"):
         files.write(root / name, (files.ROOT / name).read_text())
     for name, text in PROJECT.items():
         files.write(root / name, text)
     for name, source in (("00_overview", "1"), ("01_one", "from lib import a"), ("02_two", "from lib import b")):
         files.write(root / f"notebooks/{name}.ipynb", notebook(source))
     snakefile = (root / "Snakefile").read_text()
-    files.write(root / "Snakefile", snakefile.replace("{sys.executable} -m lib.companion.workflow execute",
+    files.write(root / "Snakefile", snakefile.replace("{sys.executable:q} -m workflow execute",
                                                       "echo {output} > {output}; echo"))
     assert snakemake(root) == {"00_overview", "01_one", "02_two"}
     return root
@@ -190,7 +191,7 @@ def test_several_gpus_start_as_many_processes(monkeypatch):
     seen = {}
     monkeypatch.setenv("COMPANION_LAUNCH", "")  # restored afterwards
     monkeypatch.delenv("COMPANION_LAUNCH")
-    monkeypatch.setattr(workflow, "execute", lambda *arguments: seen.update(launch=workflow.os.environ.get("COMPANION_LAUNCH")))
+    monkeypatch.setattr(command, "execute", lambda *arguments: seen.update(launch=command.os.environ.get("COMPANION_LAUNCH")))
     for gpus, expected in ((0, None), (1, None), (4, f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 4")):
         monkeypatch.setattr(sys, "argv", ["workflow", "execute", "01_skip_removal", "gpu", "out.ipynb", "--gpus", str(gpus)])
-        assert workflow.main() == 0 and seen["launch"] == expected
+        assert command.main() == 0 and seen["launch"] == expected

@@ -13,9 +13,10 @@ import standin
 import yaml
 
 from lib import files
-from lib.companion import fingerprint, params, workflow
+from lib.companion import fingerprint, params
 from lib.models import zoo
 from lib.training import dense
+from workflow.execute import execute
 
 NOTEBOOKS = fingerprint.notebooks()
 IGNORED = "nbval-ignore-output"
@@ -83,8 +84,8 @@ def test_every_preset_names_declared_parameters_of_the_right_type(notebook, pres
 
 
 COUNT_RUNS = """import collections, json, sys
-from lib.companion import rehearsal
-asked = rehearsal.configurations(sys.argv[1], "smoke").values()
+from workflow import costs
+asked = costs.configurations(sys.argv[1], "smoke").values()
 print(json.dumps(collections.Counter(function.__name__ for function, _ in asked)))"""
 
 
@@ -196,7 +197,7 @@ def test_every_large_preset_runs_for_two_batches(notebook, preset, hub, store, t
     parameters = tmp_path / "few.yaml"
     parameters.write_text(yaml.safe_dump(two_batches(notebook, values)))
     monkeypatch.setattr(params, "preset_path", lambda *names: parameters)
-    workflow.execute(notebook, preset, tmp_path / "out.ipynb")
+    execute(notebook, preset, tmp_path / "out.ipynb")
     assert (tmp_path / "out.ipynb").exists()
 
 

@@ -20,7 +20,7 @@ RUN = {
     "make test": "make --dry-run test",
     "make pretrained": "make --dry-run pretrained",
     "make app": "make --dry-run app && .venv/bin/voila --version",  # test_browser.py opens the page
-    "make site": "make --dry-run site && .venv/bin/python -m lib.companion.site PICTURES-site",
+    "make site": "make --dry-run site && .venv/bin/python -m workflow.site PICTURES-site",
     "make lab": "make --dry-run lab && .venv/bin/jupyter lab --version",
     ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4":
         f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p epochs 2 -p depth 4",

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from lib.companion import fingerprint, ledger, params, rehearsal, replication
+from lib.companion import fingerprint, ledger, params, replication
 from lib.companion.ledger import Measurement
 from lib.errors import InputError
+from workflow import costs
 
 NOTEBOOKS = fingerprint.notebooks()
 SEEDED = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW]
@@ -35,7 +36,7 @@ def test_a_rerun_changes_all_seeds_and_nothing_else(notebook):
 
 def configurations(notebook, preset):
     """Return the configurations of a preset's runs without what its seeds decide."""
-    found = [dataclasses.asdict(config) for _, config in rehearsal.configurations(notebook, preset).values()]
+    found = [dataclasses.asdict(config) for _, config in costs.configurations(notebook, preset).values()]
     seeds = {config["seed"] for config in found}
     return seeds, sorted(repr(config | {"seed": 0, "initial": bool(config.get("initial"))}) for config in found)
 

@@ -99,10 +99,10 @@ def test_code_edited_after_it_was_loaded_is_noticed(store, monkeypatch):
 def test_code_edited_before_it_is_imported_is_noticed(store, monkeypatch):
     """As a module that a notebook imports after the store, or a function imports when it is called."""
     runs._code.cache_clear()
-    path = Path(runs.__file__).with_name("site.py")
+    path = Path(runs.__file__).with_name("replication.py")
     monkeypatch.setitem(runs._LOADED, path, "what it was when the notebook started")
-    with pytest.raises(InputError, match="site.py changed since this notebook started: restart the kernel"):
-        runs._code("lib.companion.site")
+    with pytest.raises(InputError, match="replication.py changed since this notebook started: restart the kernel"):
+        runs._code("lib.companion.replication")
     runs._code(loop.train.__module__)  # which does not import it
 
 

@@ -11,7 +11,7 @@ import torch
 
 from lib.companion import runs, scaling_figures, scaling_survey
 from lib.errors import InputError
-from lib.models import attention_maps, blocks, create_model, zoo
+from lib.models import attention_maps, blocks, create_model
 from lib.models.scaling import apply_scaling, scaling_parameters
 from lib.training import loop
 

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from lib import files
-from lib.companion import fingerprint, site
+from lib.companion import fingerprint
+from workflow import site
 
 
 @pytest.fixture(scope="module")

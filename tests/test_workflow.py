@@ -13,11 +13,13 @@ import pytest
 from nbformat import v4
 
 from lib import files
-from lib.companion import figures, fingerprint, ledger, params, workflow
+from lib.companion import figures, fingerprint, ledger, params
 from lib.errors import InputError
+from workflow import __main__ as command, publish
+from workflow.execute import execute
 
 NAME = "01_skip_removal"
-LOOP_START, LOOP_END = workflow.SHOWN["loop"]
+LOOP_START, LOOP_END = publish.SHOWN["loop"]
 
 
 @pytest.fixture
@@ -25,14 +27,14 @@ def project(tmp_path, monkeypatch):
     """A project with one small executed notebook, a figure, an empty ledger and a README."""
     for module in (files, fingerprint):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(workflow, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(workflow, "README", tmp_path / "README.md")
-    monkeypatch.setattr(workflow, "BENCHMARKS", tmp_path / "benchmarks")
+    monkeypatch.setattr(publish, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(publish, "README", tmp_path / "README.md")
+    monkeypatch.setattr(publish, "BENCHMARKS", tmp_path / "benchmarks")
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "data" / "ledger")
     for name, text in {"data/claims.yaml": "claims: {}\n", "data/fashion_mnist/SHA256SUMS": "", "requirements.lock": "",
                        "benchmarks/results/loop.md": "fast\n",
-                       "README.md": f"before\n{workflow.LEDGER_START}old\n{workflow.LEDGER_END}between\n"
-                                    f"{LOOP_START}{LOOP_END}{workflow.RERUN_START}{workflow.RERUN_END}after\n"}.items():
+                       "README.md": f"before\n{publish.LEDGER_START}old\n{publish.LEDGER_END}between\n"
+                                    f"{LOOP_START}{LOOP_END}{publish.RERUN_START}{publish.RERUN_END}after\n"}.items():
         files.write(tmp_path / name, text)
     cells = [v4.new_markdown_cell("# Why?"), v4.new_code_cell("x: int = 3  # a number", metadata={"tags": ["parameters"]}),
              v4.new_code_cell("print(x)")]
@@ -50,8 +52,8 @@ def project(tmp_path, monkeypatch):
 
 
 def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
-    assert workflow.check() != []
-    assert "1 figures in figures/" in workflow.publish()
+    assert publish.check() != []
+    assert "1 figures in figures/" in publish.publish()
     text = fingerprint.notebook_path(NAME).read_text()
     published = nbformat.reads(text, as_version=4)
     assert published.cells[2].outputs[0].text == "3\n" and published.cells[2].execution_count == 2
@@ -59,8 +61,8 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     readme = (project / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "old" not in readme
     assert f"between\n{LOOP_START}fast\n{LOOP_END}" in readme and "No run with other seeds is stored yet." in readme
-    assert workflow.check() == []
-    workflow.publish()
+    assert publish.check() == []
+    publish.publish()
     assert fingerprint.notebook_path(NAME).read_text() == text and (project / "README.md").read_text() == readme
 
 
@@ -74,16 +76,16 @@ def test_publishing_brings_outputs_and_ledger_to_the_reader(project):
     (lambda root: files.write(root / "README.md", "no table"), "README.md does not show the results"),
 ])
 def test_what_is_missing_or_stale_is_named(project, change, problem):
-    workflow.publish()
+    publish.publish()
     change(project)
-    assert any(problem in line for line in workflow.check())
+    assert any(problem in line for line in publish.check())
 
 
 def test_a_notebook_changed_since_it_was_executed_is_not_published(project):
     path = fingerprint.notebook_path(NAME)
     path.write_text(path.read_text().replace("print(x)", "print(-x)"))
     with pytest.raises(InputError, match="executed with other code, rules, data or versions: run make reproduce again"):
-        workflow.publish()
+        publish.publish()
     assert not (project / "build" / "quick" / f"{NAME}.ipynb").exists()
 
 
@@ -93,7 +95,7 @@ def test_a_failing_notebook_is_named_with_its_cell_and_leaves_no_output(project)
     path.write_text(path.read_text().replace("print(x)", "from lib.errors import InputError; raise InputError('x is bad')"))
     output = project / "build" / "quick" / "new.ipynb"
     with pytest.raises(InputError, match=rf"{NAME} \(quick\) failed in cell 2: InputError: x is bad .*new.failed.ipynb"):
-        workflow.execute(NAME, "quick", output)
+        execute(NAME, "quick", output)
     assert not output.exists()
 
 
@@ -102,7 +104,7 @@ def test_a_killed_kernel_is_told_in_one_line_with_its_cell(project):
     path = fingerprint.notebook_path(NAME)
     path.write_text(path.read_text().replace("print(x)", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(InputError) as error:
-        workflow.execute(NAME, "quick", project / "new.ipynb")
+        execute(NAME, "quick", project / "new.ipynb")
     said = str(error.value)
     assert said.startswith(f"{NAME} (quick): the kernel was killed in cell 2, 'import os; ") and "usually it is memory" in said
     assert "\n" not in said and not (project / "new.ipynb").exists()
@@ -111,7 +113,7 @@ def test_a_killed_kernel_is_told_in_one_line_with_its_cell(project):
 @pytest.mark.slow
 def test_a_preset_reaches_the_notebook(project):
     files.write(fingerprint.preset_path(NAME, "gpu"), "x: 41\n")
-    workflow.execute(NAME, "gpu", project / "out.ipynb")
+    execute(NAME, "gpu", project / "out.ipynb")
     assert nbformat.read(project / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "41\n"
 
 
@@ -119,7 +121,7 @@ def test_a_preset_reaches_the_notebook(project):
 def test_replicate_runs_the_notebook_with_other_seeds(project):
     path = fingerprint.notebook_path(NAME)
     path.write_text(path.read_text().replace("x: int = 3  # a number", "seeds: list[int] = [0, 7]  # some").replace("print(x)", "print(seeds)"))
-    workflow.execute(NAME, "replicate", project / "out.ipynb")
+    execute(NAME, "replicate", project / "out.ipynb")
     assert nbformat.read(project / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "[1000, 1007]\n"
 
 
@@ -130,14 +132,14 @@ def recorded(project, values, preset):
 def test_a_rerun_is_compared_and_the_readme_shows_it(project, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["workflow", "compare"])
     for preset, said in (("quick", "preset quick in .*: run make reproduce"), ("replicate", "replicate in .*: run make replicate")):
-        assert workflow.main() == 1
+        assert command.main() == 1
         assert re.search(f"^there are no results of {said}$" if preset == "quick" else said, capsys.readouterr().err.strip())
         recorded(project, (-18, -20, -16), preset)
     published = {path: path.read_bytes() for path in project.rglob("*") if path.is_file() and path.name != "README.md"}
-    assert workflow.main() == 0
+    assert command.main() == 0
     assert "| agree |" in (readme := (project / "README.md").read_text()) and readme.endswith("after\n")
     recorded(project, (3, 1, 2), "replicate")
-    assert workflow.main() == 1
+    assert command.main() == 1
     out, err = capsys.readouterr()
     assert err == ("1 of 285 verdicts are contradicted by other seeds: asa.skip.drop_no_sab: direction only (-18.0 ± 2.0 points) "
                    "in quick, not reproduced (+2.0 ± 1.0 points) with other seeds\n".replace("285", str(len(ledger.claims()))))
@@ -149,7 +151,7 @@ def test_a_rerun_is_compared_and_the_readme_shows_it(project, monkeypatch, capsy
 
 def test_an_unknown_preset_is_refused(project):
     with pytest.raises(InputError, match=f"{NAME} has no preset 'gpu'"):
-        workflow.execute(NAME, "gpu", project / "out.ipynb")
+        execute(NAME, "gpu", project / "out.ipynb")
 
 
 @pytest.mark.slow
@@ -182,10 +184,10 @@ def test_the_workflow_runs_in_a_folder_with_spaces_quotes_and_accents(tmp_path):
 def test_several_gpus_are_launched_by_an_interpreter_in_any_folder(monkeypatch):
     monkeypatch.setenv("COMPANION_LAUNCH", "")  # restored afterwards
     monkeypatch.delenv("COMPANION_LAUNCH")
-    monkeypatch.setattr(workflow, "execute", lambda *arguments: None)
+    monkeypatch.setattr(command, "execute", lambda *arguments: None)
     monkeypatch.setattr(sys, "executable", "/My Papers/it's/python")
     monkeypatch.setattr(sys, "argv", ["workflow", "execute", NAME, "gpu", "out.ipynb", "--gpus", "2"])
-    workflow.main()
+    command.main()
     assert shlex.split(os.environ["COMPANION_LAUNCH"])[:2] == ["/My Papers/it's/python", "-m"]
 
 
@@ -197,7 +199,7 @@ def test_the_makefile_quotes_the_folder_it_lies_in():
 @pytest.mark.parametrize("command", ["failures smoke", "check"])
 def test_every_file_is_read_as_utf8_whatever_the_locale(command):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([sys.executable, "-m", "lib.companion.workflow", *command.split()], cwd=files.ROOT,
+    done = subprocess.run([sys.executable, "-m", "workflow", *command.split()], cwd=files.ROOT,
                           capture_output=True, text=True, env=environment)
     assert "Error" not in done.stderr, done.stderr
 
@@ -212,6 +214,6 @@ def test_no_file_of_the_library_is_opened_in_the_locales_encoding():
 
 def test_the_committed_results_are_current():
     """Figures, ledger, executed notebooks and the README's table belong to the code as it stands."""
-    done = subprocess.run([sys.executable, "-m", "lib.companion.workflow", "check"], cwd=files.ROOT, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "workflow", "check"], cwd=files.ROOT, capture_output=True,
                           text=True, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr

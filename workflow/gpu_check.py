@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
 from lib import files
-from lib.companion import ledger, params, provenance, rehearsal
+from lib.companion import ledger, params, provenance
 from lib.companion.graying_survey import interleaved, median_ratio, step_ratios
 from lib.errors import InputError, run_command
 from lib.models import create_model, probe
@@ -39,6 +39,7 @@ from lib.theory import bounds, conditioning, jacobian, spectral
 from lib.training import dense, loop
 from lib.training.run import build_optimizer
 from lib.transforms import augment, graying, multicrop
+from workflow import costs
 
 RESULT = files.ROOT / "data" / "gpu_check.json"
 EPSILON = 0.5
@@ -330,7 +331,7 @@ def rates(steps: list[dict], speed: dict, device: torch.device, data: str) -> di
     plain, small = next(row for row in steps if row["step"] == "plain"), recipe(device, data, epochs=1)
     large = recipe(device, data, epochs=1, model=plain["model"], model_args={}, img_size=224, channels=3)
     counts = [plain["batch"], small.batch_size]
-    flops = [count * rehearsal.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
+    flops = [count * costs.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
     seconds = [plain["ms"] / 1e3, small.batch_size / speed["loop"]]
     a_flop = (seconds[0] - seconds[1]) / (flops[0] - flops[1])
     return {"teraflops": 1e-12 / a_flop, "step": max(0.0, seconds[1] - flops[1] * a_flop)}

@@ -1,33 +1,19 @@
-"""What the Makefile and the Snakefile call: execute a notebook, publish the results, check that none is stale.
+"""Put results where readers look (notebooks, README, benchmarks), and say which of them are missing or stale."""
 
-    python -m lib.companion.workflow execute NOTEBOOK PRESET OUTPUT
-    python -m lib.companion.workflow publish
-    python -m lib.companion.workflow compare
-    python -m lib.companion.workflow check
-    python -m lib.companion.workflow benchmark NAME
-    python -m lib.companion.workflow plan PRESET
-    python -m lib.companion.workflow failures PRESET
-"""
-
-import argparse
 import hashlib
 import json
-import logging
 import os
-import shlex
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import nbformat
 
 from lib import files
-from lib.companion import fingerprint, jobs
+from lib.companion import fingerprint
 from lib.companion.fingerprint import notebook_path
-from lib.errors import InputError, run_command
+from lib.errors import InputError
+from workflow.jobs import BUILD
 
-BUILD = files.ROOT / "build"
 README = files.ROOT / "README.md"
 BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
@@ -36,45 +22,6 @@ RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make repl
 SHOWN = {"cpus": ("<!-- processors: written by `make reproduce` -->\n", "<!-- end of processors -->\n"),
          "loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
          "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n")}
-
-
-def execute(notebook: str, preset: str, output: Path) -> None:
-    """Run a notebook in a preset with papermill, which shows its progress; raise InputError where a cell fails."""
-    import nbclient.exceptions
-    import papermill
-
-    from lib.companion import params
-
-    parameters = params.preset_values(notebook, preset, params.stored_declarations(notebook))
-    logging.basicConfig(level=logging.WARNING, format=f"{notebook} | %(message)s", stream=sys.stdout)
-    logging.getLogger("papermill").setLevel(logging.INFO)
-    os.environ.pop(params.PRESET_VARIABLE, None)  # it is for nbval, which cannot inject parameters
-    os.environ[params.WORKFLOW_VARIABLE] = "1"
-    inputs, started = fingerprint.inputs_fingerprint(notebook, preset), time.monotonic()
-    files.make_folder(output.parent)
-    unfinished = output.with_suffix(".failed.ipynb")
-    try:
-        papermill.execute_notebook(notebook_path(notebook), unfinished, parameters, cwd=files.ROOT / "notebooks",
-                                   kernel_name="python3", log_output=True, progress_bar=False,
-                                   extra_arguments=["--log-level=ERROR"])
-    except papermill.PapermillExecutionError as error:
-        raise InputError(f"{notebook} ({preset}) failed in cell {error.exec_count}: {error.ename}: {error.evalue} "
-                         f"(the notebook so far: {unfinished})") from None
-    except nbclient.exceptions.DeadKernelError:
-        raise InputError(f"{notebook} ({preset}): the kernel was killed in {_last_cell(unfinished)}; usually it is "
-                         f"memory that ran out: use fewer workers or a smaller batch (the notebook so far: {unfinished})") from None
-    executed = nbformat.read(unfinished, as_version=4)
-    executed.metadata["companion"] = jobs.finished(started, inputs)
-    files.write(output, nbformat.writes(executed))
-    unfinished.unlink()
-
-
-def _last_cell(unfinished: Path) -> str:
-    """Name the cell that papermill was running when it last saved a notebook."""
-    cells = [cell for cell in nbformat.read(unfinished, as_version=4).cells if cell.cell_type == "code"]
-    begun = [number for number, cell in enumerate(cells)
-             if cell.metadata.get("papermill", {}).get("status", "pending") != "pending"]
-    return f"cell {begun[-1] + 1}, {cells[begun[-1]].source.splitlines()[0]!r}" if begun else "its first cell"
 
 
 def publish() -> str:
@@ -188,52 +135,3 @@ def _readme_problems() -> list[str]:
         return [] if current else ["README.md does not show the results as they are stored"]
     except InputError as error:
         return [f"ledger: {error}"]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lib.companion.workflow")
-    commands = parser.add_subparsers(dest="command", required=True)
-    executing = commands.add_parser("execute")
-    executing.add_argument("notebook")
-    executing.add_argument("preset")
-    executing.add_argument("output", type=Path)
-    executing.add_argument("--gpus", type=int, default=0, help="how many GPUs compute a run together")
-    commands.add_parser("publish")
-    commands.add_parser("compare")
-    commands.add_parser("check")
-    commands.add_parser("benchmark").add_argument("name")
-    for name in ("plan", "failures"):
-        commands.add_parser(name).add_argument("preset", choices=fingerprint.PRESETS)
-    return run_command(_command, parser.parse_args())
-
-
-def _command(arguments: argparse.Namespace) -> str | None:
-    """Do what a command asks for; return what to say."""
-    if arguments.command == "execute":
-        if arguments.gpus > 1:
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                        str(arguments.gpus)]
-            os.environ.setdefault("COMPANION_LAUNCH", shlex.join(launcher))
-        return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
-    if arguments.command == "publish":
-        return publish()
-    if arguments.command == "compare":
-        return compare()
-    if arguments.command == "benchmark":
-        return benchmark(arguments.name)
-    if arguments.command == "plan":
-        from lib.companion import rehearsal  # it needs torch
-
-        found = rehearsal.expected(arguments.preset, BUILD / arguments.preset)
-        return jobs.plan(arguments.preset, {name: one.seconds for name, one in found.items()},
-                         {name: one.runs for name, one in found.items()})
-    if arguments.command == "failures":
-        return "\n".join(jobs.failures(arguments.preset))
-    problems = [f"{problem}; run: make reproduce" for problem in check()]
-    if problems:
-        sys.exit("\n".join(problems))
-    return "every notebook, figure and ledger entry is there and current"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

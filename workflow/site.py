@@ -1,6 +1,6 @@
 """Build the static site from the executed notebooks: nothing runs, and nothing on its pages is loaded from elsewhere.
 
-    python -m lib.companion.site [FOLDER]
+    python -m workflow.site [FOLDER]
 
 Sphinx with myst-nb and sphinx-book-theme. Formulas become MathML, which browsers draw themselves, so no MathJax is
 needed; docstrings are shown as they are written. This module is also the Sphinx extension that does both.
@@ -20,14 +20,15 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
 from lib import files
-from lib.companion import figures, fingerprint, ledger, workflow
+from lib.companion import figures, fingerprint, ledger
 from lib.errors import InputError, run_command
+from workflow.jobs import BUILD
 
 EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
 CONFIG = {
     "project": "Skip connections, conditioning, low-pass attention",
     "author": "", "copyright": "", "html_show_copyright": False, "html_title": "Skip connections in vision transformers",
-    "extensions": ["myst_nb", "sphinx.ext.autodoc", "lib.companion.site"],
+    "extensions": ["myst_nb", "sphinx.ext.autodoc", "workflow.site"],
     "html_theme": "sphinx_book_theme",
     "html_theme_options": {"use_download_button": True, "show_toc_level": 2, "home_page_in_toc": True, "navbar_persistent": []},
     "html_static_path": ["_static"], "html_css_files": ["site.css"],
@@ -50,13 +51,13 @@ def build(target: Path | None = None) -> str:
 
     Raises InputError where a page would load something from elsewhere, or where Sphinx reports a problem.
     """
-    target = target or workflow.BUILD / "site"
-    source = workflow.BUILD / "site-source"
+    target = target or BUILD / "site"
+    source = BUILD / "site-source"
     shutil.rmtree(source, ignore_errors=True)
     _write_sources(source)
     shutil.rmtree(target, ignore_errors=True)
     complaints = io.StringIO()
-    app = Sphinx(source, None, target, workflow.BUILD / "site-cache", "html", confoverrides=CONFIG, status=None,
+    app = Sphinx(source, None, target, BUILD / "site-cache", "html", confoverrides=CONFIG, status=None,
                  warning=complaints, freshenv=True)
     app.build()
     problems = _without_colours(complaints.getvalue()) + outside(target)
