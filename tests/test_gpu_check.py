@@ -11,7 +11,7 @@ import torch
 from lib.companion import ledger
 from lib.errors import InputError
 from lib.training import loop
-from workflow import gpu_check
+from workflow import costs, gpu_check
 
 CPU = torch.device("cpu")
 SKIPS = {"both": 92.0, "no_ffn": 90.0, "no_sab": 70.0, "none": 60.0}
