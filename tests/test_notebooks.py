@@ -123,23 +123,28 @@ FEW = {"epochs": 1, "deep_epochs": 1, "batch_size": 4, "device": "cpu", "workers
        "probe_epochs": 1, "deep": 3, "fine_epochs": 1, "factorial_depth": 2, "factorial_epochs": 1, "factorial_seeds": [0],
        "timing_images": 2}
 NARROW = {"embed_dim": 24, "num_heads": 2}
-# SOAP decomposes matrices of a ViT-B's width for minutes: notebook 06 keeps its models' patches and recipe, not their size.
-SHRUNK = {"06_skipless": {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW,
-                          "dino_recipe": {"outputs": 64, "hidden_dim": 32, "bottleneck_dim": 16}}}
+# The size that a preset's models keep here: their patches, windows and stages, but neither width nor depth.
+SHRUNK = {"vit_args": NARROW, "dino_vit_args": NARROW, "spectra_args": NARROW, "convmixer_args": {"dim": 16, "depth": 2},
+          "mae_args": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2},
+          "dino_recipe": {"outputs": 64, "hidden_dim": 32, "bottleneck_dim": 16}}
 
 ONLY = {"02_token_graying": {"kappa_images": 1},  # float64 decompositions of 3,136 tokens at every layer of a Swin
         "05_anti_oversmoothing": {"epsilons": {"dct": 0.95}}}  # one form of graying
 
 
-def shallow(model, args):
-    """Return a model's arguments with one or two blocks a stage; a Swin's windows are shifted in every second block."""
-    if model.startswith(("swin", "pvt")):
-        return args | {"depths": [2] + [1] * (len(args.get("depths", range(4))) - 1)}
-    return args | {"depth": 2}
+def small(model, args):
+    """Return a model's arguments, narrow, with one or two blocks a stage; a Swin's windows shift in every second block."""
+    stages = len(args.get("depths", range(4)))
+    staged = {"depths": [2] + [1] * (stages - 1), "num_heads": [2**stage for stage in range(stages)]}
+    if model.startswith("swin"):
+        return args | staged | {"embed_dim": 16}
+    if model.startswith("pvt"):
+        return args | staged | {"embed_dims": [8 * 2**stage for stage in range(stages)]}
+    return args | NARROW | {"depth": 2}
 
 
 def two_batches(notebook, values):
-    """Keep a preset's models but for their depth, its data and its recipe; only a first rate, a first seed and a few steps."""
+    """Keep a preset's families of models, its data and its recipe; only a first rate, a first seed and a few steps."""
     declaring, = [cell for cell in code_cells(notebook) if "parameters" in tags(cell)]
     declared = params.declarations(declaring.source)
     firsts = {name: value[:1] for name, value in values.items() if isinstance(value, list)}
@@ -148,13 +153,11 @@ def two_batches(notebook, values):
         tests = {} if "test_images" in declared else {"test_images": 4}  # where it is no parameter of its own
         few["recipe"] = values["recipe"] | tests | {"accumulation": 1}
     few |= {name: values[name] | {"batch_size": 4, "accumulation": 1} for name in ("deep_recipe", "fine_recipe") if name in values}
-    if values.get("data") == "imagenet-1k" and notebook not in SHRUNK:  # few tokens, but as many as a Swin's windows need
+    if values.get("data") == "imagenet-1k" and notebook != "06_skipless":  # few tokens, but as many as a Swin's windows need
         few |= {name: side for name, side in (("img_size", 64), ("peer_img_size", 224), ("swin_img_size", 224)) if name in declared}
-    if "mae_args" in values:
-        few["mae_args"] = values["mae_args"] | {"decoder_depth": 1}
-    few |= {f"{name}_args": shallow(values[name], values.get(f"{name}_args", {})) for name in ("cait", "swin") if name in values}
-    few |= {name: value | {"args": shallow(value["model"], value["args"])} for name, value in peers(values).items()}
-    shrunk = {name: values[name] | changes for name, changes in SHRUNK.get(notebook, {}).items()}
+    few |= {f"{name}_args": small(values[name], values.get(f"{name}_args", {})) for name in ("cait", "swin") if name in values}
+    few |= {name: value | {"args": small(value["model"], value["args"])} for name, value in peers(values).items()}
+    shrunk = {name: values[name] | changes for name, changes in SHRUNK.items() if name in values}
     return values | firsts | few | shrunk | ONLY.get(notebook, {})
 
 
