@@ -33,8 +33,14 @@ def test_a_step_costs_what_its_products_do():
 
 def test_a_run_costs_its_passes_its_images_and_its_steps_whatever_the_recipe():
     assert flops(but(epochs=6)) == pytest.approx(2 * flops(TINY)) == pytest.approx(flops(but(train_images=480)))
-    same = [but(mixup=0.8, seed=7), but(optimizer="soap"), but(graying="svd", epsilon=0.5, graying_patch_size=7),
-            but(skip="none"), but(batch_size=16), but(skipless={"alpha": 2.0, "beta": 0.6, "c": 3.0})]
+    same = [
+        but(mixup=0.8, seed=7),
+        but(optimizer="soap"),
+        but(graying="svd", epsilon=0.5, graying_patch_size=7),
+        but(skip="none"),
+        but(batch_size=16),
+        but(skipless={"alpha": 2.0, "beta": 0.6, "c": 3.0}),
+    ]
     assert {round(flops(config)) for config in same} == {round(flops(TINY))}
     steps = costs.cost(loop.train, but(accumulation=2), {"teraflops": 1e9, "step": 1.0})[1]
     assert steps == pytest.approx(3 * 216 / 32 * 2)
@@ -46,7 +52,9 @@ def test_data_out_of_reach_are_counted_by_their_published_size():
 
 
 def test_hiding_patches_saves_and_crops_add():
-    shown, hidden = (flops(test_selfsupervised.but(mask_ratio=ratio), selfsupervised.pretrain) for ratio in (0.05, 0.75))
+    shown, hidden = (
+        flops(test_selfsupervised.but(mask_ratio=ratio), selfsupervised.pretrain) for ratio in (0.05, 0.75)
+    )
     assert hidden < 0.7 * shown
     few, many = (flops(test_dino.but(local_crops=crops), dino.distil) for crops in (0, 8))
     supervised = flops(but(epochs=3, train_images=200))  # one view, no teacher, a small head

@@ -304,8 +304,13 @@ TIME = "asa.time.cpu.vit"
 @pytest.fixture
 def on(tmp_path, monkeypatch):
     """Return a function that records times as if on the processor it is given, where the rule is one of times."""
-    monkeypatch.setattr(ledger, "claims", lambda known=ledger.claims(): known | {
-        TIME: dataclasses.replace(SPEED, id=TIME, notebook="02_token_graying", tier="quick", unit="×")})
+    monkeypatch.setattr(
+        ledger,
+        "claims",
+        lambda known=ledger.claims(): (
+            known | {TIME: dataclasses.replace(SPEED, id=TIME, notebook="02_token_graying", tier="quick", unit="×")}
+        ),
+    )
 
     def record_on(processor, *values, **changes):
         monkeypatch.setattr(provenance, "machine", lambda device: {"device_name": processor})
@@ -385,11 +390,18 @@ def test_a_processor_without_a_name_is_not_kept_beside_one_that_may_be_the_same(
 def test_stored_runs_bring_their_processors(tmp_path, on, monkeypatch):
     monkeypatch.setenv("COMPANION_RUNS", str(tmp_path / "runs"))
     for name, processor in (("abc", "C"), ("def", "B"), ("other", "D")):
-        files.write(tmp_path / "runs" / "train" / name / "provenance.json",
-                    json.dumps({"machine": {"device_name": processor}}))
+        files.write(
+            tmp_path / "runs" / "train" / name / "provenance.json", json.dumps({"machine": {"device_name": processor}})
+        )
     on("A")
-    record(tmp_path, {"asa.skip.both": Measurement((1.0,), ("abc", "def")), "asa.skip.no_ffn": Measurement((1.0,)),
-                      "asa.skip.no_sab": Measurement((1.0,), ("gone",))})
+    record(
+        tmp_path,
+        {
+            "asa.skip.both": Measurement((1.0,), ("abc", "def")),
+            "asa.skip.no_ffn": Measurement((1.0,)),
+            "asa.skip.no_sab": Measurement((1.0,), ("gone",)),
+        },
+    )
     found = {name: one.measurement.processors for name, one in ledger.stored("quick", tmp_path).items()}
     assert found["asa.skip.both"] == ("B", "C") and found["asa.skip.no_ffn"] == ("A",)
     assert found["asa.skip.no_sab"] == ("not recorded",)
@@ -423,7 +435,7 @@ def test_what_was_recorded_is_read_back(tmp_path):
     assert row(tmp_path, "cut.dino.pca")["verdict"] == "vague"
     text = ledger.markdown(folder=tmp_path, notebook=SKIP)
     assert "depth 12 \\| 3e-4" in text and "Not run yet: 14 of 17 claims." in text and "Cutting" not in text
-    assert f'{ledger.claims()["asa.skip.drop_no_sab"].statement} `asa.skip.drop_no_sab`' in text
+    assert f"{ledger.claims()['asa.skip.drop_no_sab'].statement} `asa.skip.drop_no_sab`" in text
     counts = ledger.summary(tmp_path)
     assert sum(counts.values()) == len(ledger.claims())
     assert (counts["direction only"], counts["false as stated"], counts["reproduced"]) == (1, 1, 0)
@@ -639,9 +651,10 @@ def read(tmp_path, text):
     return ledger.claims(path)
 
 
-TIMED_SMALL = SMALL.replace("{kind: statement, statistic: Counted., cases: 10}",
-                            "{kind: timing, statistic: S., repetitions: 3, test: {above: 2}}").replace(
-                            "    tier: quick\n", "    tier: quick\n    unit: ×\n")
+TIMED_SMALL = SMALL.replace(
+    "{kind: statement, statistic: Counted., cases: 10}",
+    "{kind: timing, statistic: S., repetitions: 3, test: {above: 2}}",
+).replace("    tier: quick\n", "    tier: quick\n    unit: ×\n")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,12 @@ SEEDED = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW]
 
 
 def seeds_of(values):
-    return {seed for name, value in values.items() if re.search("seed", name)
-            for seed in (value if isinstance(value, list) else [value])}
+    return {
+        seed
+        for name, value in values.items()
+        if re.search("seed", name)
+        for seed in (value if isinstance(value, list) else [value])
+    }
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -108,8 +112,10 @@ def test_what_agrees_and_what_contradicts(tmp_path, name, published, again, outc
 
 def test_a_contradiction_is_named_with_both_verdicts_and_values(tmp_path):
     line = replication.contradictions(list(pairs(tmp_path, DROP, LOW, HIGH).values()))
-    assert line.endswith(f"contradicted by other seeds: {DROP}: direction only (-18.0 ± 2.0 points) in quick, "
-                         "not reproduced (+2.0 ± 1.0 points) with other seeds")
+    assert line.endswith(
+        f"contradicted by other seeds: {DROP}: direction only (-18.0 ± 2.0 points) in quick, "
+        "not reproduced (+2.0 ± 1.0 points) with other seeds"
+    )
 
 
 def test_the_published_ledger_does_not_show_the_rerun(tmp_path):
@@ -119,7 +125,8 @@ def test_the_published_ledger_does_not_show_the_rerun(tmp_path):
 
 def test_the_readme_says_what_is_missing_or_unreadable(tmp_path):
     assert replication.section(tmp_path) == (
-        "Processors on which quick's values were computed: none yet.\n\nNo run with other seeds is stored yet.\n")
+        "Processors on which quick's values were computed: none yet.\n\nNo run with other seeds is stored yet.\n"
+    )
     with pytest.raises(InputError, match="no results of preset quick in .*: run make reproduce"):
         replication.compare(tmp_path)
     pairs(tmp_path, DROP, LOW, LOW)

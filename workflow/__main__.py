@@ -1,12 +1,12 @@
 """What the Makefile and the Snakefile call; each command needs the repository's folder as the current one.
 
-    python -m workflow execute NOTEBOOK PRESET OUTPUT
-    python -m workflow publish
-    python -m workflow compare
-    python -m workflow check
-    python -m workflow benchmark NAME
-    python -m workflow plan PRESET
-    python -m workflow failures PRESET
+python -m workflow execute NOTEBOOK PRESET OUTPUT
+python -m workflow publish
+python -m workflow compare
+python -m workflow check
+python -m workflow benchmark NAME
+python -m workflow plan PRESET
+python -m workflow failures PRESET
 """
 
 import argparse
@@ -42,8 +42,14 @@ def _command(arguments: argparse.Namespace) -> str | None:
     """Do what a command asks for; return what to say."""
     if arguments.command == "execute":
         if arguments.gpus > 1:
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                        str(arguments.gpus)]
+            launcher = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(arguments.gpus),
+            ]
             os.environ.setdefault("COMPANION_LAUNCH", shlex.join(launcher))
         return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
     if arguments.command == "publish":
@@ -56,8 +62,11 @@ def _command(arguments: argparse.Namespace) -> str | None:
         from workflow import costs  # it needs torch
 
         found = costs.expected(arguments.preset, jobs.BUILD / arguments.preset)
-        return jobs.plan(arguments.preset, {name: one.seconds for name, one in found.items()},
-                         {name: one.runs for name, one in found.items()})
+        return jobs.plan(
+            arguments.preset,
+            {name: one.seconds for name, one in found.items()},
+            {name: one.runs for name, one in found.items()},
+        )
     if arguments.command == "failures":
         return "\n".join(jobs.failures(arguments.preset))
     problems = [f"{problem}; run: make reproduce" for problem in publish.check()]

@@ -19,9 +19,11 @@ BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
 RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make replicate` -->\n", "<!-- end of rerun -->\n"
 # Benchmarks whose stored results the README shows, each between two comments.
-SHOWN = {"cpus": ("<!-- processors: written by `make reproduce` -->\n", "<!-- end of processors -->\n"),
-         "loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
-         "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n")}
+SHOWN = {
+    "cpus": ("<!-- processors: written by `make reproduce` -->\n", "<!-- end of processors -->\n"),
+    "loop": ("<!-- training loop: written by `make reproduce` -->\n", "<!-- end of training loop -->\n"),
+    "reliability": ("<!-- reliability: written by `make reproduce` -->\n", "<!-- end of reliability -->\n"),
+}
 
 
 def publish() -> str:
@@ -64,8 +66,11 @@ def _publish_notebook(notebook: str) -> None:
     code = [[cell for cell in book.cells if cell.cell_type == "code"] for book in (executed, committed)]
     for source, target in zip(*code, strict=True):
         target.outputs, target.execution_count = source.outputs, source.execution_count
-    figures = [path.stem for path in (files.ROOT / "figures").glob("*.json")
-               if json.loads(path.read_text(encoding="utf-8"))["notebook"] == notebook]
+    figures = [
+        path.stem
+        for path in (files.ROOT / "figures").glob("*.json")
+        if json.loads(path.read_text(encoding="utf-8"))["notebook"] == notebook
+    ]
     committed.metadata["companion"] = {"inputs": inputs, "figures": sorted(figures), "ledger": _ledger_digest(notebook)}
     files.write(notebook_path(notebook), nbformat.writes(committed) + "\n")
 
@@ -102,13 +107,21 @@ def benchmark(name: str) -> str:
     """Run benchmarks/NAME.py on one thread and store what it prints, with what it ran on; return that."""
     from lib.companion import provenance
 
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=files.ROOT, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}"],
+        cwd=files.ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        encoding="utf-8",
+    )
     if done.returncode:
         raise InputError(f"benchmarks/{name}.py failed: {done.stderr.strip().splitlines()[-1]}")
     machine, versions, git = provenance.machine("cpu"), provenance.versions(), provenance.git_state()
-    text = (f"`python -m benchmarks.{name}` with torch {versions['torch']} on one thread of {machine['cores']} cores "
-            f"({machine['device_name']}), commit {git['commit'][:8]}{' and changes' if git['dirty'] else ''}:\n\n")
+    text = (
+        f"`python -m benchmarks.{name}` with torch {versions['torch']} on one thread of {machine['cores']} cores "
+        f"({machine['device_name']}), commit {git['commit'][:8]}{' and changes' if git['dirty'] else ''}:\n\n"
+    )
     files.write(BENCHMARKS / "results" / f"{name}.md", text + done.stdout)
     return text + done.stdout
 
