@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -81,6 +82,14 @@ def test_imports_point_down_the_layers():
         text=True,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "format --check"])
+def test_the_code_is_as_ruff_would_have_it(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "."], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_importing_the_library_loads_no_more_than_it_needs():
