@@ -26,16 +26,16 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 define EXECUTE
-$(SNAKEMAKE) --config preset=$(1) || { $(BIN)/python -m lib.companion.workflow failures $(1); exit 1; }
+$(SNAKEMAKE) --config preset=$(1) || { $(BIN)/python -m workflow failures $(1); exit 1; }
 endef
 
 reproduce: $(READY)  ## run every notebook (quick preset), write figures and ledger, show the ledger
 	@$(call EXECUTE,quick)
-	@$(BIN)/python -m lib.companion.workflow publish
+	@$(BIN)/python -m workflow publish
 
 replicate: $(READY)  ## the quick experiments with other seeds; fails where one contradicts a published verdict
 	@$(call EXECUTE,replicate)
-	@$(BIN)/python -m lib.companion.workflow compare
+	@$(BIN)/python -m workflow compare
 
 smoke: $(READY)  ## run every line of every notebook in minutes; says nothing about science
 	@$(call EXECUTE,smoke)
@@ -44,10 +44,10 @@ batch: $(READY)  ## run every notebook in PRESET (gpu, paper) on this machine: m
 	@$(call EXECUTE,$(PRESET))
 
 cluster: $(READY)  ## the same through SLURM, from a login node
-	$(BIN)/snakemake --profile workflow/profiles/slurm --config preset=$(PRESET) || { $(BIN)/python -m lib.companion.workflow failures $(PRESET); exit 1; }
+	$(BIN)/snakemake --profile workflow/profiles/slurm --config preset=$(PRESET) || { $(BIN)/python -m workflow failures $(PRESET); exit 1; }
 
 plan: $(READY)  ## what make batch would do in PRESET: jobs, time, GPU hours, disk
-	@$(BIN)/python -m lib.companion.workflow plan $(PRESET)
+	@$(BIN)/python -m workflow plan $(PRESET)
 
 report: $(READY)  ## write build/report.html on what ran in PRESET, when and how long
 	$(BIN)/snakemake --cores all --nolock --config preset=$(PRESET) --report build/report.html
@@ -68,10 +68,10 @@ nightly: $(READY)  ## the tests with many more cases: 2,000 a statement, 50 kill
 	HYPOTHESIS_PROFILE=nightly COMPANION_KILLS=50 $(BIN)/python -m pytest
 
 check: $(READY)  ## say which committed notebook, figure or ledger entry is missing or stale
-	@$(BIN)/python -m lib.companion.workflow check
+	@$(BIN)/python -m workflow check
 
 benchmark: $(READY)  ## measure speeds again; wants a quiet machine
-	@for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do $(BIN)/python -m lib.companion.workflow benchmark $$name || exit 1; done
+	@for name in $(basename $(notdir $(wildcard benchmarks/*.py))); do $(BIN)/python -m workflow benchmark $$name || exit 1; done
 
 gpu-check: $(READY)  ## check a GPU in 8 minutes: parity with the CPU, speeds, the first experiment
 	$(BIN)/python -m workflow.gpu_check
@@ -87,6 +87,6 @@ app: $(READY)  ## serve the explorers to a class: notebook 07 without its code, 
 	JUPYTER_PATH="$(CURDIR)/app" $(BIN)/voila notebooks/07_playground.ipynb --template=offline --VoilaConfiguration.progressive_rendering=True --Voila.$(UPLOADS)
 
 site: $(READY)  ## build the static site of the executed notebooks in build/site
-	@$(BIN)/python -m lib.companion.site
+	@$(BIN)/python -m workflow.site
 
 .PHONY: help setup reproduce replicate smoke batch cluster plan report test test-fast test-cpus test-browser nightly check benchmark gpu-check pretrained lab app site

@@ -9,13 +9,14 @@
 import sys
 
 sys.path.insert(0, workflow.basedir)
-from lib.companion import fingerprint, jobs
+from lib.companion import fingerprint
+from workflow import jobs
 
 PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
 # :q quotes a path that the shell would take apart.
-EXECUTE = ("{sys.executable:q} -m lib.companion.workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
+EXECUTE = ("{sys.executable:q} -m workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
            "--gpus {resources.gpu} 2>&1 | tee {log:q}")
 
 

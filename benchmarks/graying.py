@@ -11,7 +11,6 @@ With a batch of one, a method grays 8 pictures one after the other, as a data-lo
 import argparse
 import json
 import statistics
-import time
 
 import numpy as np
 import timm

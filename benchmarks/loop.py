@@ -22,8 +22,15 @@ import torch
 
 from lib.training import loop
 
-CONFIG = loop.TrainConfig(data="fashion_mnist", model="vit", seed=0, epochs=1, learning_rate=1e-3, probe_images=0,
-                          model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7})
+CONFIG = loop.TrainConfig(
+    data="fashion_mnist",
+    model="vit",
+    seed=0,
+    epochs=1,
+    learning_rate=1e-3,
+    probe_images=0,
+    model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7},
+)
 
 
 def batches(config: loop.TrainConfig) -> tuple[Iterator, ...]:
@@ -70,8 +77,10 @@ def seconds(function, *arguments) -> float:
 
 def import_seconds() -> float:
     """Return what importing the library costs beyond torch and timm."""
-    code = ("import time, torch, timm; start = time.process_time(); "
-            "import lib.companion.runs, lib.training.loop; print(time.process_time() - start)")
+    code = (
+        "import time, torch, timm; start = time.process_time(); "
+        "import lib.companion.runs, lib.training.loop; print(time.process_time() - start)"
+    )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8").stdout)
 
 
@@ -85,15 +94,21 @@ def main() -> None:
     ready = [list(part) for part in batches(CONFIG)]
     loop_ratios, throughputs, probe_ratios, imports = [], [], [], []
     for _ in range(arguments.pairs):
-        reference, plain, probed = seconds(bare, CONFIG, *batches(CONFIG)), seconds(ours, CONFIG), seconds(ours, probing)
+        reference, plain, probed = (
+            seconds(bare, CONFIG, *batches(CONFIG)),
+            seconds(ours, CONFIG),
+            seconds(ours, probing),
+        )
         loop_ratios.append(plain / reference)
         throughputs.append(seconds(bare, CONFIG, *ready) / plain)
         probe_ratios.append(probed / plain)
         imports.append(import_seconds())
-    results = {"loop / bare loop": statistics.median(loop_ratios),
-               "images a second, loop / pure compute": statistics.median(throughputs),
-               "with κ of every block at initialisation and after the epoch / without": statistics.median(probe_ratios),
-               "import beyond torch and timm (s)": statistics.median(imports)}
+    results = {
+        "loop / bare loop": statistics.median(loop_ratios),
+        "images a second, loop / pure compute": statistics.median(throughputs),
+        "with κ of every block at initialisation and after the epoch / without": statistics.median(probe_ratios),
+        "import beyond torch and timm (s)": statistics.median(imports),
+    }
     print(f"| measured | median of {arguments.pairs} |\n|---|---|")
     for name, value in results.items():
         print(f"| {name} | {value:.3f} |")

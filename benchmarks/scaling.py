@@ -64,6 +64,7 @@ def step(module: torch.nn.Module, n: int, batch: int) -> None:
 
 def ratios(first: Callable[[], None], second: Callable[[], None], pairs: int) -> list[float]:
     """Return how many times as long `first` takes, for each turn."""
+
     def seconds(function):
         start = time.process_time()
         function()
@@ -75,8 +76,9 @@ def ratios(first: Callable[[], None], second: Callable[[], None], pairs: int) ->
 
 def peak(kind: str, n: int) -> float:
     """Return the peak memory in MB of attention with AttnScale on one sequence, in a process of its own."""
-    run = subprocess.run([sys.executable, __file__, "--peak", kind, str(n)], capture_output=True, check=True,
-                         encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, __file__, "--peak", kind, str(n)], capture_output=True, check=True, encoding="utf-8"
+    )
     return float(run.stdout)
 
 
@@ -109,8 +111,10 @@ def main() -> None:
     raw = {}
     for n in (SHORT, LONG):
         runs = {kind: (lambda kind=kind, n=n: step(blocks[kind].attn, n, BATCH[n])) for kind in blocks}
-        for title, first, second in (("formula / AttnScale", "materialised", "attnscale"),
-                                     ("AttnScale / plain", "attnscale", "plain")):
+        for title, first, second in (
+            ("formula / AttnScale", "materialised", "attnscale"),
+            ("AttnScale / plain", "attnscale", "plain"),
+        ):
             raw[f"attention, n = {n}: {title}"] = ratios(runs[first], runs[second], arguments.pairs)
     whole = {kind: (lambda kind=kind: step(blocks[kind], SHORT, BATCH[SHORT])) for kind in ("featscale", "plain")}
     raw[f"block, n = {SHORT}: FeatScale / plain"] = ratios(whole["featscale"], whole["plain"], arguments.pairs)

@@ -37,8 +37,21 @@ def main() -> None:
     torch.manual_seed(0)
     print("| measured | time | wanted |\n|---|---|---|")
 
-    block = create_model("vit", num_classes=0, img_size=224, patch_size=28, embed_dim=32, num_heads=2, depth=1, skip="none",
-                         init=SkiplessInit()).double().blocks[0]
+    block = (
+        create_model(
+            "vit",
+            num_classes=0,
+            img_size=224,
+            patch_size=28,
+            embed_dim=32,
+            num_heads=2,
+            depth=1,
+            skip="none",
+            init=SkiplessInit(),
+        )
+        .double()
+        .blocks[0]
+    )
     tokens = torch.randn(64, 32, dtype=torch.float64)
     with torch.no_grad():
         seconds = median(lambda: skipless_survey.jacobian(block, block.norm1(tokens), skip=False), arguments.rounds)
@@ -49,14 +62,18 @@ def main() -> None:
     for d in (384, 768):
         grid = torch.randn(14, 14, d)
         seconds = median(lambda grid=grid: token_cut(grid), 4 * arguments.rounds)
-        print(f"| TokenCut, 14×14 patches (197 tokens with the class token), width {d} | {1e3 * seconds:.1f} ms | ≤ 50 ms |")
+        print(
+            f"| TokenCut, 14×14 patches (197 tokens with the class token), width {d} | {1e3 * seconds:.1f} ms | ≤ 50 ms |"
+        )
 
     for threads, clock in ((1, time.process_time), (2, time.perf_counter)):
         torch.set_num_threads(threads)
         start = clock()
         create_model("vit_base_patch16_224", num_classes=1000, skip="none", init=SkiplessInit())
-        print(f"| initialising ViT-B on {threads} thread{'s' * (threads > 1)} | {clock() - start:.1f} s |"
-              f"{' ≤ 30 s' if threads == 2 else ''} |")
+        print(
+            f"| initialising ViT-B on {threads} thread{'s' * (threads > 1)} | {clock() - start:.1f} s |"
+            f"{' ≤ 30 s' if threads == 2 else ''} |"
+        )
 
 
 if __name__ == "__main__":

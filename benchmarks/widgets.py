@@ -28,7 +28,12 @@ def callbacks(exploration: explorations.Exploration) -> tuple[list[float], list[
         for value in control.grid(9):
             if value == explorer.controls[name].value:
                 continue
-            for cached in (explorations._filter, explorations._branch, explorations._initial, explorations._unit_logits):
+            for cached in (
+                explorations._filter,
+                explorations._branch,
+                explorations._initial,
+                explorations._unit_logits,
+            ):
                 cached.cache_clear()
             start, cpu = time.perf_counter(), time.thread_time()
             explorer.controls[name].value = value
@@ -41,7 +46,11 @@ def callbacks(exploration: explorations.Exploration) -> tuple[list[float], list[
 def opening() -> float:
     """Return the seconds from a ready kernel until the playground's first explorer has its picture."""
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(notebook_path("07_playground").parent))
-    cells = [cell.source for cell in nbformat.read(notebook_path("07_playground"), as_version=4).cells if cell.cell_type == "code"]
+    cells = [
+        cell.source
+        for cell in nbformat.read(notebook_path("07_playground"), as_version=4).cells
+        if cell.cell_type == "code"
+    ]
     shown = []
 
     def watch(message: dict) -> None:
@@ -63,14 +72,20 @@ def opening() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     figures.theme()
-    print("| explorer | moves | median (ms) | worst (ms) | median elapsed (ms) | worst elapsed (ms) |\n|---|---|---|---|---|---|")
+    print(
+        "| explorer | moves | median (ms) | worst (ms) | median elapsed (ms) | worst elapsed (ms) |\n|---|---|---|---|---|---|"
+    )
     for exploration in explorations.EXPLORATIONS.values():
         exploration.find()  # imports and photographs
         processor, elapsed = callbacks(exploration)
-        print(f"| {exploration.name} | {len(processor)} | {statistics.median(processor):.0f} | {max(processor):.0f} | "
-              f"{statistics.median(elapsed):.0f} | {max(elapsed):.0f} |")
+        print(
+            f"| {exploration.name} | {len(processor)} | {statistics.median(processor):.0f} | {max(processor):.0f} | "
+            f"{statistics.median(elapsed):.0f} | {max(elapsed):.0f} |"
+        )
     openings = [opening() for _ in range(OPENINGS)]
-    print(f"\nFrom a ready kernel to the first explorer's picture: {statistics.median(openings):.1f} s (median of {OPENINGS}).")
+    print(
+        f"\nFrom a ready kernel to the first explorer's picture: {statistics.median(openings):.1f} s (median of {OPENINGS})."
+    )
 
 
 if __name__ == "__main__":

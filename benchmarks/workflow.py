@@ -18,8 +18,14 @@ from lib import files
 from lib.companion import fingerprint
 from lib.training import loop
 
-CONFIG = loop.TrainConfig(data="fashion_mnist", model="vit", seed=0, epochs=1, learning_rate=1e-3,
-                          model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7})
+CONFIG = loop.TrainConfig(
+    data="fashion_mnist",
+    model="vit",
+    seed=0,
+    epochs=1,
+    learning_rate=1e-3,
+    model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7},
+)
 
 
 def seconds(*command: str) -> float:
@@ -29,9 +35,24 @@ def seconds(*command: str) -> float:
 
 
 def workflow(folder: Path, *more: str) -> float:
-    return seconds("snakemake", "--snakefile", "Snakefile", "--directory", str(folder), "--cores", "all", "--nolock",
-                   "--rerun-triggers", "params", "input", *more, "--config", "preset=smoke", "--",
-                   f"build/smoke/{fingerprint.OVERVIEW}.ipynb")
+    return seconds(
+        "snakemake",
+        "--snakefile",
+        "Snakefile",
+        "--directory",
+        str(folder),
+        "--cores",
+        "all",
+        "--nolock",
+        "--rerun-triggers",
+        "params",
+        "input",
+        *more,
+        "--config",
+        "preset=smoke",
+        "--",
+        f"build/smoke/{fingerprint.OVERVIEW}.ipynb",
+    )
 
 
 def checkpoint_share() -> float:
@@ -55,7 +76,9 @@ def main() -> None:
         for notebook in fingerprint.notebooks():  # what the overview waits for is there
             files.write(folder / "build" / "smoke" / f"{notebook}.ipynb", "")
         for _ in range(arguments.rounds):
-            bare = seconds("papermill", f"notebooks/{fingerprint.OVERVIEW}.ipynb", f"{name}/out.ipynb", "--cwd", "notebooks")
+            bare = seconds(
+                "papermill", f"notebooks/{fingerprint.OVERVIEW}.ipynb", f"{name}/out.ipynb", "--cwd", "notebooks"
+            )
             overheads.append(workflow(folder, "--force") - bare)
             nothing.append(workflow(folder))
     print(f"| measured | median of {arguments.rounds} | wanted |\n|---|---|---|")

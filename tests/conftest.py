@@ -27,7 +27,9 @@ def disk(tmp_path):
 
     def mount(options):
         again = "remount," if folder.is_mount() else ""
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", folder], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", folder], capture_output=True, text=True
+        )
         if done.returncode:
             refuse = pytest.fail if os.environ.get("COMPANION_REQUIRE_MOUNT") else pytest.skip
             refuse(f"file systems cannot be mounted here: {done.stderr.strip()}")

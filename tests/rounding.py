@@ -11,4 +11,4 @@ def roundoff(dtype: torch.dtype, *terms: float) -> float:
     largest of many thousand entries lies within 4 standard deviations. A product, a quotient or an exponential is a
     sum of 1 term; a sum of b terms of size b times the result (cancellation) counts as b² times its number of terms.
     """
-    return 4 * torch.finfo(dtype).eps / 2 * sum(n ** 0.5 for n in terms)
+    return 4 * torch.finfo(dtype).eps / 2 * sum(n**0.5 for n in terms)

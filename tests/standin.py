@@ -11,12 +11,31 @@ from PIL import Image
 
 # Name → (parquet file of each split, image column, classes, format, (width, height) of the images by turns).
 HUB_LAYOUTS = {
-    "cifar10": ({"train": "plain_text/train-00000-of-00001", "test": "plain_text/test-00000-of-00001"},
-                "img", 10, "PNG", [(32, 32)]),
-    "tiny-imagenet": ({"train": "data/train-00000-of-00001-1359597a978bc4fa",
-                       "valid": "data/valid-00000-of-00001-70d52db3c749a935"}, "image", 200, "JPEG", [(64, 64)]),
-    "imagenet-1k": ({"train": "data/train-00000-of-00001", "validation": "data/validation-00000-of-00001",
-                     "test": "data/test-00000-of-00001"}, "image", 1000, "JPEG", [(50, 40), (40, 45)]),
+    "cifar10": (
+        {"train": "plain_text/train-00000-of-00001", "test": "plain_text/test-00000-of-00001"},
+        "img",
+        10,
+        "PNG",
+        [(32, 32)],
+    ),
+    "tiny-imagenet": (
+        {"train": "data/train-00000-of-00001-1359597a978bc4fa", "valid": "data/valid-00000-of-00001-70d52db3c749a935"},
+        "image",
+        200,
+        "JPEG",
+        [(64, 64)],
+    ),
+    "imagenet-1k": (
+        {
+            "train": "data/train-00000-of-00001",
+            "validation": "data/validation-00000-of-00001",
+            "test": "data/test-00000-of-00001",
+        },
+        "image",
+        1000,
+        "JPEG",
+        [(50, 40), (40, 45)],
+    ),
 }
 
 
@@ -66,7 +85,7 @@ def make_folder(folder: Path, counts: dict[str, int], *, size: tuple[int, int] =
 def _quarter(size: tuple[int, int]) -> Image.Image:
     """Return a mask of class 0, with class 3 in the lower right quarter and ignored pixels in the first row."""
     mask = np.zeros((size[1], size[0]), np.uint8)
-    mask[size[1] // 2:, size[0] // 2:] = 3
+    mask[size[1] // 2 :, size[0] // 2 :] = 3
     mask[: size[1] // 8] = 255
     return Image.fromarray(mask)
 
@@ -75,9 +94,12 @@ def make_dense(name: str, folder: Path, count: int = 3, size: tuple[int, int] = 
     """Write a stand-in for a dense set in its published layout: noise with an object in the lower right quarter."""
     names = [f"picture_{number}" for number in range(count)]
     width, height = size
-    places = {"voc2012": [("JPEGImages", "SegmentationClass")], "coco20k": [("train2014", None)],
-              "ade20k": [(f"images/{split}", f"annotations/{split}") for split in ("training", "validation")],
-              "coco_stuff": [(f"images/{split}", f"annotations/{split}") for split in ("train2017", "val2017")]}[name]
+    places = {
+        "voc2012": [("JPEGImages", "SegmentationClass")],
+        "coco20k": [("train2014", None)],
+        "ade20k": [(f"images/{split}", f"annotations/{split}") for split in ("training", "validation")],
+        "coco_stuff": [(f"images/{split}", f"annotations/{split}") for split in ("train2017", "val2017")],
+    }[name]
     for images, masks in places:
         for part in filter(None, (images, masks)):
             (folder / part).mkdir(parents=True)
@@ -93,11 +115,18 @@ def make_dense(name: str, folder: Path, count: int = 3, size: tuple[int, int] = 
         (folder / "Annotations").mkdir()
         box = f"<xmin>{width // 2 + 1}</xmin><ymin>{height // 2 + 1}</ymin><xmax>{width}</xmax><ymax>{height}</ymax>"
         for stem in names:
-            (folder / "Annotations" / f"{stem}.xml").write_text(f"<annotation><object><bndbox>{box}</bndbox></object></annotation>")
+            (folder / "Annotations" / f"{stem}.xml").write_text(
+                f"<annotation><object><bndbox>{box}</bndbox></object></annotation>"
+            )
     if name == "coco20k":
-        content = {"images": [{"id": number, "file_name": f"{stem}.jpg"} for number, stem in enumerate(names)],
-                   "annotations": [{"image_id": number, "iscrowd": crowd, "bbox": [width / 2, height / 2, width / 2, height / 2]}
-                                   for number in range(count) for crowd in (0, 1)]}
+        content = {
+            "images": [{"id": number, "file_name": f"{stem}.jpg"} for number, stem in enumerate(names)],
+            "annotations": [
+                {"image_id": number, "iscrowd": crowd, "bbox": [width / 2, height / 2, width / 2, height / 2]}
+                for number in range(count)
+                for crowd in (0, 1)
+            ],
+        }
         (folder / "annotations").mkdir()
         (folder / "annotations" / "instances_train2014.json").write_text(json.dumps(content))
         (folder / "coco_20k_filenames.txt").write_text("".join(f"train2014/{stem}.jpg\n" for stem in names))
@@ -106,9 +135,19 @@ def make_dense(name: str, folder: Path, count: int = 3, size: tuple[int, int] = 
 
 def make_dense_parquet(folder: Path, size: tuple[int, int] = (80, 64)) -> None:
     """Write a dense set as one parquet file with the columns image, mask and boxes."""
-    rows = {"image": [{"bytes": encode(picture(0, 0, size)), "path": "a.png"}], "mask": [{"bytes": encode(_quarter(size)), "path": "a_mask.png"}],
-            "boxes": [[[size[0] / 2, size[1] / 2, float(size[0]), float(size[1])]]]}
-    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image(),
-                                  "boxes": datasets.Sequence(datasets.Sequence(datasets.Value("float64")))})
-    pyarrow.parquet.write_table(datasets.Dataset.from_dict(rows, features=features).with_format("arrow")[:],
-                                folder / "train-00000-of-00001.parquet")
+    rows = {
+        "image": [{"bytes": encode(picture(0, 0, size)), "path": "a.png"}],
+        "mask": [{"bytes": encode(_quarter(size)), "path": "a_mask.png"}],
+        "boxes": [[[size[0] / 2, size[1] / 2, float(size[0]), float(size[1])]]],
+    }
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "mask": datasets.Image(),
+            "boxes": datasets.Sequence(datasets.Sequence(datasets.Value("float64"))),
+        }
+    )
+    pyarrow.parquet.write_table(
+        datasets.Dataset.from_dict(rows, features=features).with_format("arrow")[:],
+        folder / "train-00000-of-00001.parquet",
+    )

@@ -79,7 +79,9 @@ def test_imagenet_recipe_is_deits():
 def test_resized_crop_is_the_masked_autoencoders_and_changes_no_colour():
     transform = imagenet_transform("resized_crop", 24, (0.0,) * 3, (1.0,) * 3)
     names = [type(step).__name__ for step in transform.transforms]
-    assert names[:2] == ["RandomResizedCropAndInterpolation", "RandomHorizontalFlip"] and transform.transforms[0].scale == (0.2, 1.0)
+    assert names[:2] == ["RandomResizedCropAndInterpolation", "RandomHorizontalFlip"] and transform.transforms[
+        0
+    ].scale == (0.2, 1.0)
     assert not {"RandAugment", "ColorJitter", "RandomErasing"} & set(names)
     red = Image.new("RGB", (40, 30), (200, 0, 0))
     torch.testing.assert_close(transform(red), torch.tensor([200 / 255, 0, 0])[:, None, None].expand(3, 24, 24))

@@ -82,7 +82,16 @@ class Case:
         return m / torch.linalg.matrix_norm(m, 2) * float(torch.rand(1, generator=self.generator)) * 0.999
 
 
-KINDS = ["normal", "deficient", "one-hot", "uniform", "nearly identity", "nearly equal", "ill-conditioned", "two targets"]
+KINDS = [
+    "normal",
+    "deficient",
+    "one-hot",
+    "uniform",
+    "nearly identity",
+    "nearly equal",
+    "ill-conditioned",
+    "two targets",
+]
 
 
 def layer(c):
@@ -407,7 +416,9 @@ def test_kappa_is_the_one_of_conditioning():
 
 def test_stationary_distribution_is_invariant():
     for scale in (0.1, 1, 20):
-        attn = torch.softmax(scale * torch.randn(9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1)
+        attn = torch.softmax(
+            scale * torch.randn(9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1
+        )
         pi = bounds.stationary_distribution(attn)
         torch.testing.assert_close(pi @ attn, pi)
         assert float(pi.sum()) == pytest.approx(1)
@@ -527,7 +538,9 @@ def test_search_finds_the_counterexamples_again_from_gaussian_starts(check, samp
 
 def test_search_does_not_count_points_where_a_hypothesis_fails():
     with pytest.raises(InputError, match="no point where all hypotheses hold"):
-        counterexamples.adversarial_search(lambda x, m: bounds.skip_condition(x, m + 9), normal((5, 3), (3, 3)), restarts=1, steps=3)
+        counterexamples.adversarial_search(
+            lambda x, m: bounds.skip_condition(x, m + 9), normal((5, 3), (3, 3)), restarts=1, steps=3
+        )
 
 
 # --- Words for bad input ----------------------------------------------------------------------------------------------

@@ -32,13 +32,20 @@ sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SHOTS = files.ROOT / "build" / "screenshots"
 NOTEBOOK = "07_playground.ipynb"
-SETTINGS = {"@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # else cells out of sight are not there
-            "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
+SETTINGS = {
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # else cells out of sight are not there
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
 UPLOADS = "".join(*re.findall(r"^UPLOADS := (\w+=)'(.*)'$", (files.ROOT / "Makefile").read_text(), re.MULTILINE))
 PATIENCE = 300_000  # milliseconds, for a machine with other things to do
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome found"),
-              pytest.mark.skipif("COMPANION_BROWSER" not in os.environ, reason="run by make test-browser, on a machine of its own")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome found"),
+    pytest.mark.skipif(
+        "COMPANION_BROWSER" not in os.environ, reason="run by make test-browser, on a machine of its own"
+    ),
+]
 
 
 def free_port():
@@ -50,7 +57,9 @@ def free_port():
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        )
         yield started
         started.close()
 
@@ -63,12 +72,19 @@ def serve(command, folder):
     notebooks = files.make_folder(folder / "notebooks")
     shutil.copy(files.ROOT / "notebooks" / NOTEBOOK, notebooks)
     environment = os.environ | {
-        params.PRESET_VARIABLE: "smoke", "COMPANION_RUNS": str(folder / "runs"), "PYTHONPATH": str(files.ROOT),
+        params.PRESET_VARIABLE: "smoke",
+        "COMPANION_RUNS": str(folder / "runs"),
+        "PYTHONPATH": str(files.ROOT),
         "JUPYTER_PATH": str(files.ROOT / "app"),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTER_CONFIG_DIR": str(folder / "config"), "OMP_NUM_THREADS": "1"}
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop(params.WORKFLOW_VARIABLE, None)
     log = open(folder / "server.log", "w")
-    server = subprocess.Popen([sys.executable, "-m", *command, f"--port={port}"], cwd=notebooks, env=environment, stdout=log, stderr=log)
+    server = subprocess.Popen(
+        [sys.executable, "-m", *command, f"--port={port}"], cwd=notebooks, env=environment, stdout=log, stderr=log
+    )
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(240):
@@ -91,16 +107,37 @@ def serve(command, folder):
 def opened(request, browser, tmp_path_factory):
     """The playground, run to its end, in a browser: (where, page, addresses elsewhere that were asked for)."""
     folder = tmp_path_factory.mktemp(request.param)
-    lab = ["jupyterlab", "--no-browser", "--allow-root", "--ServerApp.token=", "--ServerApp.ip=127.0.0.1", "--LabApp.news_url=",
-           f"--ServerApp.{UPLOADS}"]
-    voila = ["voila", NOTEBOOK, "--no-browser", "--Voila.ip=127.0.0.1", "--template=offline", "--VoilaConfiguration.progressive_rendering=True",
-             f"--Voila.{UPLOADS}"]
+    lab = [
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.token=",
+        "--ServerApp.ip=127.0.0.1",
+        "--LabApp.news_url=",
+        f"--ServerApp.{UPLOADS}",
+    ]
+    voila = [
+        "voila",
+        NOTEBOOK,
+        "--no-browser",
+        "--Voila.ip=127.0.0.1",
+        "--template=offline",
+        "--VoilaConfiguration.progressive_rendering=True",
+        f"--Voila.{UPLOADS}",
+    ]
     servers = serve(lab if request.param == "lab" else voila, folder)
     address = next(servers)
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, permissions=["clipboard-read", "clipboard-write"])
+    context = browser.new_context(
+        viewport={"width": 1400, "height": 1000}, permissions=["clipboard-read", "clipboard-write"]
+    )
     page, elsewhere = context.new_page(), []
     page.set_default_timeout(PATIENCE)
-    page.on("request", lambda sent: elsewhere.append(sent.url) if not sent.url.startswith((address, "data:", "blob:", "ws:")) else None)
+    page.on(
+        "request",
+        lambda sent: (
+            elsewhere.append(sent.url) if not sent.url.startswith((address, "data:", "blob:", "ws:")) else None
+        ),
+    )
     page.goto(address + (f"/lab/tree/{NOTEBOOK}?reset" if request.param == "lab" else "/"))
     if request.param == "lab":
         run_all(page)
@@ -129,7 +166,8 @@ def pixels(explorer):
     """Return what the explorer's picture shows, as text."""
     return explorer.locator("img").evaluate(
         "image => {const canvas = document.createElement('canvas'); canvas.width = image.naturalWidth; "
-        "canvas.height = image.naturalHeight; canvas.getContext('2d').drawImage(image, 0, 0); return canvas.toDataURL()}")
+        "canvas.height = image.naturalHeight; canvas.getContext('2d').drawImage(image, 0, 0); return canvas.toDataURL()}"
+    )
 
 
 def expected(exploration, state):
@@ -155,7 +193,9 @@ def settle(page, explorer, exploration, state):
 
 def move(explorer, label, control):
     """Yield each value that the control labelled so was given: both ends and the middle, by keyboard."""
-    row = explorer.locator(".jupyter-widgets.widget-inline-hbox").filter(has=explorer.page.get_by_text(label, exact=True))
+    row = explorer.locator(".jupyter-widgets.widget-inline-hbox").filter(
+        has=explorer.page.get_by_text(label, exact=True)
+    )
     if isinstance(control, explorations.Choice):
         for option in control.options:
             row.locator("select").select_option(str(option))
@@ -196,7 +236,10 @@ def test_the_training_replay_scrubs(opened):
     where, page, _ = opened
     explorer = page.locator(".explorer-training")
     seen = {}
-    for label, control in (("epoch", explorations.Slider("epoch", 0, 1, 1, 0)), ("block", explorations.Slider("block", 1, 2, 1, 2))):
+    for label, control in (
+        ("epoch", explorations.Slider("epoch", 0, 1, 1, 0)),
+        ("block", explorations.Slider("block", 1, 2, 1, 2)),
+    ):
         for value in move(explorer, label, control):
             page.wait_for_timeout(1000)
             seen[label, value] = pixels(explorer), explorer.locator(".facts").all_text_contents()
@@ -215,8 +258,11 @@ def test_the_learners_own_picture_and_what_is_none(opened, tmp_path):
     noise = numpy.random.default_rng(0).integers(0, 256, (2000, 2400, 3), dtype=numpy.uint8)
     Image.fromarray(noise).save(tmp_path / "large.png", compress_level=0)
     assert (tmp_path / "large.png").stat().st_size > 14e6  # tornado alone ends a connection at 10 MB, without a word
-    for name, said in (("notes.txt", "notes.txt is not an image"), ("mine.png", "700 × 500 pixels: central square scaled down"),
-                       ("large.png", "2400 × 2000 pixels: central square scaled down")):
+    for name, said in (
+        ("notes.txt", "notes.txt is not an image"),
+        ("mine.png", "700 × 500 pixels: central square scaled down"),
+        ("large.png", "2400 × 2000 pixels: central square scaled down"),
+    ):
         with page.expect_file_chooser() as chooser:
             explorer.get_by_role("button", name="your own picture").click()
         chooser.value.set_files(tmp_path / name)
@@ -229,7 +275,12 @@ def test_the_learners_own_picture_and_what_is_none(opened, tmp_path):
 
 
 def no_errors(page):
-    assert page.locator("[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    assert (
+        page.locator(
+            "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type='application/vnd.jupyter.stderr']"
+        ).count()
+        == 0
+    )
     assert "Traceback" not in page.inner_text("body") and "a mistake in the explorer" not in page.inner_text("body")
 
 
@@ -249,15 +300,24 @@ def test_nothing_is_asked_of_another_machine(opened):
 
 def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, browser):
     folder, _ = built
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(http.server.SimpleHTTPRequestHandler, directory=folder))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address, asked, failed = f"http://127.0.0.1:{server.server_port}", [], []
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     page.set_default_timeout(PATIENCE)
     page.on("request", lambda sent: asked.append(sent.url))
     page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 400 else None)
-    for path in ("index.html", "ledger.html", "notebooks/gallery.html", "notebooks/01_skip_removal.html", "notebooks/04_bounds.html",
-                 "notebooks/07_playground.html", "api/lib.theory.bounds.html"):
+    for path in (
+        "index.html",
+        "ledger.html",
+        "notebooks/gallery.html",
+        "notebooks/01_skip_removal.html",
+        "notebooks/04_bounds.html",
+        "notebooks/07_playground.html",
+        "api/lib.theory.bounds.html",
+    ):
         page.goto(f"{address}/{path}")
         page.screenshot(path=files.make_folder(SHOTS) / f"site_{path.replace('/', '_')}.png")
     assert not [url for url in asked if not url.startswith((address, "data:"))] and not failed

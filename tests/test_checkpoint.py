@@ -18,7 +18,9 @@ def test_plain_values_come_back(tmp_path_factory, state):
     assert checkpoint.read(path) == state
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
 def test_tensors_come_back_bit_for_bit(tmp_path, dtype):
     tensor = (torch.randn(3, 4) * 3).to(dtype)
     state = {"a": [tensor, {7: tensor.T}], "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "same": tensor}
@@ -41,7 +43,7 @@ def test_an_optimiser_resumes_to_the_same_bits(tmp_path):
     def steps(optimizer, weight, count):
         for _ in range(count):
             optimizer.zero_grad()
-            (weight ** 4).sum().backward()
+            (weight**4).sum().backward()
             optimizer.step()
 
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 5))

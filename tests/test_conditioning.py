@@ -189,7 +189,9 @@ def test_effective_rank_counts_equal_singular_values(n, d, seed):
         x = with_singular_values(torch.ones(rank, dtype=torch.float64), n, d, seed)
         assert effective_rank(x).item() == pytest.approx(rank, rel=1e-11)
     with_a_third = with_singular_values(torch.tensor([1, 1, 1e-9][: min(n, d)], dtype=torch.float64), n, d, seed)
-    assert effective_rank(with_a_third).item() == pytest.approx(min(n, d, 2), rel=1e-7)  # barely used directions barely count
+    assert effective_rank(with_a_third).item() == pytest.approx(
+        min(n, d, 2), rel=1e-7
+    )  # barely used directions barely count
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -256,8 +256,10 @@ def test_streaming_evaluates_on_the_same_batches(monkeypatch, folder):
     for split in ["train", "validation", "test"]:
         for a, b in zip(images_of(getattr(resident, split)), images_of(getattr(streaming, split)), strict=True):
             assert torch.equal(a, b)
-    for a, b in zip(*[images_of(d.train, train=True, seed=1, epoch=2, augment="crop_flip")
-                      for d in (resident, streaming)], strict=True):
+    for a, b in zip(
+        *[images_of(d.train, train=True, seed=1, epoch=2, augment="crop_flip") for d in (resident, streaming)],
+        strict=True,
+    ):
         assert torch.equal(a, b)
 
 
@@ -304,8 +306,9 @@ def test_streaming_needs_a_size(streamed, folder):
 # ── Layouts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name, size, images", [("cifar10", 32, 18), ("tiny-imagenet", 64, 360),
-                                                ("imagenet-1k", 24, 1800)])
+@pytest.mark.parametrize(
+    "name, size, images", [("cifar10", 32, 18), ("tiny-imagenet", 64, 360), ("imagenet-1k", 24, 1800)]
+)
 def test_hub_layout_as_a_local_copy(monkeypatch, tmp_path, name, size, images):
     monkeypatch.setenv(data._variable(name), str(standin.make(name, tmp_path)))
     loaded = load(name, img_size=24 if name == "imagenet-1k" else None)
@@ -358,8 +361,10 @@ def test_flat_folder_is_split(tmp_path):
 
 
 def test_plain_parquet_of_integers(tmp_path):
-    rows = {"image": [{"bytes": standin.encode(standin.picture(i % 3, i)), "path": None} for i in range(30)],
-            "label": [i % 3 for i in range(30)]}
+    rows = {
+        "image": [{"bytes": standin.encode(standin.picture(i % 3, i)), "path": None} for i in range(30)],
+        "label": [i % 3 for i in range(30)],
+    }
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
     assert load(tmp_path).classes == ("0", "1", "2")
 
@@ -380,8 +385,17 @@ def test_digest_covers_the_settings():
     first = small().digest
     data._load.cache_clear()
     assert first == small().digest and len(first) == 64
-    digests = {small(**change).digest for change in [{}, {"img_size": 32}, {"channels": 3}, {"validation": 0.2},
-                                                     {"train_images": 100}, {"test_images": 20}]}
+    digests = {
+        small(**change).digest
+        for change in [
+            {},
+            {"img_size": 32},
+            {"channels": 3},
+            {"validation": 0.2},
+            {"train_images": 100},
+            {"test_images": 20},
+        ]
+    }
     assert len(digests) == 6
 
 
@@ -417,17 +431,20 @@ def test_unknown_name():
     assert "unknown data set 'cifar1'" in text and "did you mean 'cifar10'" in text and "an existing folder" in text
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({"img_size": 0}, "img_size is 0"),
-    ({"channels": 2}, "channels is 2 (allowed: 1, 3)"),
-    ({"validation": 0.6}, "validation is 0.6"),
-    ({"validation": -0.1}, "validation is -0.1"),
-    ({"validation": "0.1"}, "validation is '0.1'"),
-    ({"train_images": 0}, "train_images is 0"),
-    ({"train_images": 6001}, "train_images is 6001, but the split 'train' has 6000 images"),
-    ({"train_images": 1}, "a single training image"),
-    ({"test_images": 2001}, "test_images is 2001, but the split 'test' has 2000 images"),
-])
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"img_size": 0}, "img_size is 0"),
+        ({"channels": 2}, "channels is 2 (allowed: 1, 3)"),
+        ({"validation": 0.6}, "validation is 0.6"),
+        ({"validation": -0.1}, "validation is -0.1"),
+        ({"validation": "0.1"}, "validation is '0.1'"),
+        ({"train_images": 0}, "train_images is 0"),
+        ({"train_images": 6001}, "train_images is 6001, but the split 'train' has 6000 images"),
+        ({"train_images": 1}, "a single training image"),
+        ({"test_images": 2001}, "test_images is 2001, but the split 'test' has 2000 images"),
+    ],
+)
 def test_bad_settings(settings, words):
     assert words in message("fashion_mnist", **settings)
 
@@ -465,8 +482,12 @@ def test_corrupt_and_truncated_images_are_counted_and_named(folder):
 
 def test_truncated_jpegs_and_parquet_rows_are_named(tmp_path):
     whole = [standin.encode(standin.picture(i % 2, i, (32, 32)), "JPEG") for i in range(8)]
-    rows = {"image": [{"bytes": image[: -200 * (i == 5)] if i == 5 else image, "path": None}
-                      for i, image in enumerate(whole)], "label": [i % 2 for i in range(8)]}
+    rows = {
+        "image": [
+            {"bytes": image[: -200 * (i == 5)] if i == 5 else image, "path": None} for i, image in enumerate(whole)
+        ],
+        "label": [i % 2 for i in range(8)],
+    }
     standin.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, ["a", "b"])
     assert "1 image (row 5 of train)" in message(tmp_path)
 
@@ -505,13 +526,16 @@ def test_splits_may_be_written_in_capitals(folder):
     assert loaded.classes == ("cat", "dog") and (len(loaded.train), len(loaded.test)) == (27, 6)
 
 
-@pytest.mark.parametrize("train, test, words", [
-    ("training", "testing", "rename 'training' to 'train' (allowed: train, test, validation, valid, val)"),
-    ("Trian", "Tests", "rename 'Trian' to 'train'"),
-    ("train", "testing", "beside them lies 'testing'; did you mean 'test'?"),
-    ("training", "test", "beside them lies 'training'; did you mean 'train'?"),
-    ("train", "cow", "beside them lies 'cow' (allowed: test, train, val, valid, validation)"),
-])
+@pytest.mark.parametrize(
+    "train, test, words",
+    [
+        ("training", "testing", "rename 'training' to 'train' (allowed: train, test, validation, valid, val)"),
+        ("Trian", "Tests", "rename 'Trian' to 'train'"),
+        ("train", "testing", "beside them lies 'testing'; did you mean 'test'?"),
+        ("training", "test", "beside them lies 'training'; did you mean 'train'?"),
+        ("train", "cow", "beside them lies 'cow' (allowed: test, train, val, valid, validation)"),
+    ],
+)
 def test_folders_named_almost_like_splits_are_refused(folder, train, test, words):
     (folder / "train").rename(folder / train)
     (folder / "test").rename(folder / test)
@@ -532,10 +556,14 @@ def test_classes_named_a_little_like_splits_stay_classes(tmp_path):
     assert load(tmp_path).classes == ("brain", "rain", "tent")
 
 
-@pytest.mark.parametrize("name, words", [("training", "'training'; did you mean 'train'?"), ("cow", "'cow' (allowed: ")])
+@pytest.mark.parametrize(
+    "name, words", [("training", "'training'; did you mean 'train'?"), ("cow", "'cow' (allowed: ")]
+)
 def test_parquet_files_are_named_after_splits(tmp_path, name, words):
-    rows = {"image": [{"bytes": standin.encode(standin.picture(i % 2, i)), "path": None} for i in range(8)],
-            "label": [i % 2 for i in range(8)]}
+    rows = {
+        "image": [{"bytes": standin.encode(standin.picture(i % 2, i)), "path": None} for i in range(8)],
+        "label": [i % 2 for i in range(8)],
+    }
     standin.write_parquet(tmp_path / "Train-00000-of-00001.parquet", rows, ["a", "b"])
     assert load(tmp_path).classes == ("a", "b")
     data._load.cache_clear()
@@ -595,21 +623,23 @@ def test_class_names_in_another_order_are_matched(tmp_path):
 def test_class_names_that_training_lacks_are_refused(tmp_path):
     standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4), ["cat", "dog"])
     standin.write_parquet(tmp_path / "test.parquet", rows_of([0, 0, 1]), ["cat", "dogs"])
-    assert "unknown class of the split 'test', which the split 'train' lacks: 'dogs'; did you mean 'dog'?" in message(tmp_path)
+    assert "unknown class of the split 'test', which the split 'train' lacks: 'dogs'; did you mean 'dog'?" in message(
+        tmp_path
+    )
     standin.write_parquet(tmp_path / "test.parquet", rows_of([0, 0, 1]), ["cat", "dog"])
     standin.write_parquet(tmp_path / "train-2.parquet", rows_of([0, 1] * 4), ["dog", "cat"])
     assert "name their classes differently" in message(tmp_path)
 
 
 def test_labels_of_eight_bits(tmp_path):
-    table = datasets.Dataset.from_dict(rows_of([0, 1] * 10), features=datasets.Features(
-        image=datasets.Image(), label=datasets.Value("uint8"))).with_format("arrow")[:]
+    table = datasets.Dataset.from_dict(
+        rows_of([0, 1] * 10), features=datasets.Features(image=datasets.Image(), label=datasets.Value("uint8"))
+    ).with_format("arrow")[:]
     pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
     assert load(tmp_path).classes == ("0", "1")
 
 
-@pytest.mark.parametrize("image", [None, {"bytes": b"", "path": None},
-                                   {"bytes": None, "path": "a\0b.png"}])
+@pytest.mark.parametrize("image", [None, {"bytes": b"", "path": None}, {"bytes": None, "path": "a\0b.png"}])
 def test_a_row_without_an_image_is_named(tmp_path, image):
     standin.write_parquet(tmp_path / "train.parquet", rows_of([0, 1] * 4, r3=image), ["a", "b"])
     assert "missing" in message(tmp_path) and "1 image (" in message(tmp_path)
@@ -654,8 +684,10 @@ def test_images_without_labels(tmp_path):
 
 @pytest.mark.parametrize("label", [-1, None])
 def test_rows_without_labels(tmp_path, label):
-    rows = {"image": [{"bytes": standin.encode(standin.picture(0, i)), "path": f"{i}.png"} for i in range(4)],
-            "label": [0, label, 1, label]}
+    rows = {
+        "image": [{"bytes": standin.encode(standin.picture(0, i)), "path": f"{i}.png"} for i in range(4)],
+        "label": [0, label, 1, label],
+    }
     standin.write_parquet(tmp_path / "train.parquet", rows, ["a", "b"])
     assert "2 images (1.png, 3.png) without a valid label (needed: 0 to 1)" in message(tmp_path)
 
@@ -693,10 +725,14 @@ def test_out_of_reach_and_not_cached(tmp_path):
             print(error)
         print(time.time() - start)
     """
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0",
-                                "HF_ENDPOINT": "http://127.0.0.1:9"}  # nobody answers there
-    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
-                            cwd=data.ROOT)
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+    }  # nobody answers there
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=data.ROOT
+    )
     text, seconds = result.stdout.splitlines()
     assert "three ways out" in text and "HF_HOME" in text and "COMPANION_CIFAR10" in text and "fashion_mnist" in text
     assert float(seconds) < 10 and result.stderr == ""
@@ -734,8 +770,8 @@ def test_cifar10_of_the_hub_is_checked(hub_cache):
 
 
 def test_gated_data_need_a_token(monkeypatch, hub_cache):
-    import huggingface_hub
     import httpx2  # what huggingface_hub speaks
+    import huggingface_hub
 
     request = httpx2.Request("GET", "https://huggingface.co")
     refused = huggingface_hub.errors.GatedRepoError("gated", response=httpx2.Response(401, request=request))

@@ -18,8 +18,17 @@ from lib.training import dense, dino, loop
 from lib.training.dense import IGNORE, Backbone, DenseConfig, Scene, compose, token_cut
 
 DATA = loop.dataset(TINY)
-SMALL = DenseConfig(data="fashion_mnist", train_images=200, test_images=100, initial="", seed=0, size=84, train_scenes=6,
-                    test_scenes=4, epochs=2)
+SMALL = DenseConfig(
+    data="fashion_mnist",
+    train_images=200,
+    test_images=100,
+    initial="",
+    seed=0,
+    size=84,
+    train_scenes=6,
+    test_scenes=4,
+    epochs=2,
+)
 
 
 def backbone(**changes):
@@ -46,8 +55,12 @@ def test_composed_scenes_hold_real_pixels_exact_masks_and_boxes():
             covered[top:bottom, left:right] = True
             window = scene.image[0, top:bottom, left:right]
             label = scene.mask[top:bottom, left:right].max() - 1
-            assert any((garment[rows][:, columns] == window).all() for garment in pixels[labels == label]
-                       for rows, columns in [spans(garment)] if garment[rows][:, columns].shape == window.shape)
+            assert any(
+                (garment[rows][:, columns] == window).all()
+                for garment in pixels[labels == label]
+                for rows, columns in [spans(garment)]
+                if garment[rows][:, columns].shape == window.shape
+            )
         assert covered[scene.mask > 0].all()
 
 
@@ -65,12 +78,16 @@ def test_composed_scenes_are_the_same_each_time_and_differ_by_seed_and_place():
 
 
 def test_composed_needs_room_and_grey_images():
-    with pytest.raises(InputError, match="3 garments of 28 pixels do not fit on a canvas of 30: it must be at least 56"):
+    with pytest.raises(
+        InputError, match="3 garments of 28 pixels do not fit on a canvas of 30: it must be at least 56"
+    ):
         compose(DATA.train.pixels, DATA.train.labels, 1, size=30)
     assert len(dense.load("composed", "train", data=DATA, size=84)) == 200
     with pytest.raises(InputError, match="needs small grey images"):
         dense.load("composed", "train", data=dataclasses.replace(DATA, train=object()), size=84)
-    train, test = (next(dense.load("composed", split, data=DATA, size=84, count=1).batches()) for split in ("train", "test"))
+    train, test = (
+        next(dense.load("composed", split, data=DATA, size=84, count=1).batches()) for split in ("train", "test")
+    )
     assert (train[0].image != test[0].image).any()
 
 
@@ -85,7 +102,9 @@ def published(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name, split", [("voc2012", "train"), ("voc2012", "test"), ("ade20k", "train"), ("coco_stuff", "test")])
+@pytest.mark.parametrize(
+    "name, split", [("voc2012", "train"), ("voc2012", "test"), ("ade20k", "train"), ("coco_stuff", "test")]
+)
 def test_published_masks_are_read_in_their_layout(published, name, split):
     found = dense.load(name, split, data=DATA, size=32)
     assert found.classes == {"voc2012": 21, "ade20k": 150, "coco_stuff": 182}[name] and len(found) == 3
@@ -127,7 +146,9 @@ def test_what_is_not_there_is_said_with_the_ways_out(published, monkeypatch, tmp
     with pytest.raises(InputError, match="COMPANION_VOC2012='nowhere' is not a folder"):
         dense.load("voc2012", "train", data=DATA, size=32)
     monkeypatch.delenv("COMPANION_VOC2012")
-    with pytest.raises(InputError, match="voc2012 is not here; download it once and set COMPANION_VOC2012 .* or use 'composed'"):
+    with pytest.raises(
+        InputError, match="voc2012 is not here; download it once and set COMPANION_VOC2012 .* or use 'composed'"
+    ):
         dense.load("voc2012", "train", data=DATA, size=32)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no parquet files"):
@@ -189,7 +210,9 @@ def test_the_probe_finds_a_linear_rule_and_takes_features_as_they_come():
 
 
 def test_a_constant_channel_does_no_harm():
-    layer, loss = dense.fit_linear(torch.zeros(4, 2, 3, 3), dense.class_shares(torch.zeros(4, 3, 3).long(), 1, 2), epochs=1, seed=0)
+    layer, loss = dense.fit_linear(
+        torch.zeros(4, 2, 3, 3), dense.class_shares(torch.zeros(4, 3, 3).long(), 1, 2), epochs=1, seed=0
+    )
     assert math.isfinite(loss) and layer.weight.isfinite().all()
 
 
@@ -207,7 +230,9 @@ def test_miou_is_the_mean_over_classes_by_hand(monkeypatch):
 
 def test_a_set_without_masks_cannot_be_segmented():
     with pytest.raises(InputError, match="no masks"):
-        dense.linear_segmentation(backbone(), dense.DenseSet([]), dense.DenseSet([]), layers=1, scales=(1.0,), epochs=1, seed=0)
+        dense.linear_segmentation(
+            backbone(), dense.DenseSet([]), dense.DenseSet([]), layers=1, scales=(1.0,), epochs=1, seed=0
+        )
 
 
 # --- TokenCut ---------------------------------------------------------------------------------------------------------
@@ -259,8 +284,10 @@ def test_overlap_by_hand():
 
 def test_corloc_counts_images_with_half_of_an_object(monkeypatch):
     boxes = np.array([[0.0, 0, 10, 10], [50, 50, 60, 60]])
-    data = dense.DenseSet([lambda boxes=boxes: Scene(np.zeros((1, 84, 84), np.uint8), None, boxes)] * 3
-                          + [lambda: Scene(np.zeros((1, 84, 84), np.uint8), None, np.zeros((0, 4)))])
+    data = dense.DenseSet(
+        [lambda boxes=boxes: Scene(np.zeros((1, 84, 84), np.uint8), None, boxes)] * 3
+        + [lambda: Scene(np.zeros((1, 84, 84), np.uint8), None, np.zeros((0, 4)))]
+    )
     found = [np.array(box) for box in ([0, 0, 10, 5], [50, 50, 60, 61], [20, 20, 30, 30], [0, 0, 5, 5])]
     monkeypatch.setattr(dense, "discover", lambda *inputs: found)
     assert dense.corloc(backbone(), data) == 50.0  # exactly half counts, an image without objects does not
@@ -270,7 +297,10 @@ def test_corloc_counts_images_with_half_of_an_object(monkeypatch):
 
 
 def test_pca_colours_are_the_main_components():
-    maps = torch.randn(3, 6, 5, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 9, 1, 5, 1, 3.0])[:, None, None]
+    maps = (
+        torch.randn(3, 6, 5, 5, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1, 9, 1, 5, 1, 3.0])[:, None, None]
+    )
     colours = dense.pca_rgb(maps)
     assert colours.shape == (3, 5, 5, 3) and colours.min() == 0 and colours.max() == 1
     flat = maps.movedim(1, -1).flatten(0, 2).numpy()
@@ -278,7 +308,9 @@ def test_pca_colours_are_the_main_components():
     expected = (flat - flat.mean(axis=0)) @ main[:3].T
     for channel in range(3):
         inside = (colours[..., channel].flatten() > 0) & (colours[..., channel].flatten() < 1)
-        assert np.corrcoef(colours[..., channel].flatten()[inside], expected[inside, channel])[0, 1] ** 2 == pytest.approx(1, abs=1e-5)
+        assert np.corrcoef(colours[..., channel].flatten()[inside], expected[inside, channel])[
+            0, 1
+        ] ** 2 == pytest.approx(1, abs=1e-5)
     assert torch.allclose(dense.pca_rgb(3 * maps + 1), colours, atol=1e-5)
     with pytest.raises(InputError, match="at least 3 channels"):
         dense.pca_rgb(torch.randn(1, 2, 5, 5))
@@ -289,22 +321,30 @@ def test_pca_colours_are_the_main_components():
 
 
 def test_an_evaluation_is_stored_and_repeats_itself(store):
-    trained, = runs.load_or_run(dino.distil, [dataclasses.replace(TINY, epochs=1)], workers=0)
+    (trained,) = runs.load_or_run(dino.distil, [dataclasses.replace(TINY, epochs=1)], workers=0)
     config = dataclasses.replace(SMALL, initial=f"distil/{trained.hash}")
-    whole, = runs.load_or_run(dense.evaluate, [config], workers=0)
+    (whole,) = runs.load_or_run(dense.evaluate, [config], workers=0)
     scores = [whole.result[name] for name in ("miou_single", "miou_multi", "corloc")]
     assert all(0 <= score <= 100 for score in scores) and abs(whole.result["similarity"]) <= 1 + 1e-9
-    parts = [runs.load_or_run(dense.evaluate, [dataclasses.replace(config, **{left_out: "none"})], workers=0)[0].result
-             for left_out in ("dense", "discovery")]
+    parts = [
+        runs.load_or_run(dense.evaluate, [dataclasses.replace(config, **{left_out: "none"})], workers=0)[0].result
+        for left_out in ("dense", "discovery")
+    ]
     assert parts[0]["corloc"] == scores[2] and "miou_single" not in parts[0]
     assert [parts[1]["miou_single"], parts[1]["miou_multi"]] == scores[:2] and "corloc" not in parts[1]
     assert "final_loss" not in parts[0] and parts[1]["final_loss"] == whole.result["final_loss"]
 
 
 def test_bad_settings_are_named(store):
-    for changes, message in (({"epochs": 0}, "epochs is 0"), ({"threshold": 2}, "threshold is 2"), ({"size": 0}, "size is 0")):
+    for changes, message in (
+        ({"epochs": 0}, "epochs is 0"),
+        ({"threshold": 2}, "threshold is 2"),
+        ({"size": 0}, "size is 0"),
+    ):
         with pytest.raises(InputError, match=message):
             dataclasses.replace(SMALL, **changes)
-    trained, = runs.load_or_run(dino.distil, [dataclasses.replace(TINY, epochs=1)], workers=0)
+    (trained,) = runs.load_or_run(dino.distil, [dataclasses.replace(TINY, epochs=1)], workers=0)
     with pytest.raises(InputError, match="size 90 is not divisible by the model's patch size 7 .nearest: 84 or 91"):
-        runs.load_or_run(dense.evaluate, [dataclasses.replace(SMALL, initial=f"distil/{trained.hash}", size=90)], workers=0)
+        runs.load_or_run(
+            dense.evaluate, [dataclasses.replace(SMALL, initial=f"distil/{trained.hash}", size=90)], workers=0
+        )

@@ -14,9 +14,24 @@ from lib.errors import InputError
 from lib.training import checkpoint, dino, loop
 from lib.training.dino import DinoConfig, build_vit, distil, load_teacher, neighbour_top1
 
-TINY = DinoConfig(data="fashion_mnist", model="vit", model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
-                  seed=3, epochs=3, learning_rate=3e-3, train_images=200, test_images=100, batch_size=32, outputs=32, hidden_dim=16,
-                  bottleneck_dim=8, local_crops=2, local_size=14, momentum=0.9, temperature_warmup=0.5)
+TINY = DinoConfig(
+    data="fashion_mnist",
+    model="vit",
+    model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
+    seed=3,
+    epochs=3,
+    learning_rate=3e-3,
+    train_images=200,
+    test_images=100,
+    batch_size=32,
+    outputs=32,
+    hidden_dim=16,
+    bottleneck_dim=8,
+    local_crops=2,
+    local_size=14,
+    momentum=0.9,
+    temperature_warmup=0.5,
+)
 INIT = {"alpha": 1.8, "beta": 1.0, "c": 3.0}
 
 
@@ -77,8 +92,12 @@ def test_the_loss_is_the_published_cross_entropy_of_different_views():
         e = np.exp(x - x.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
-    terms = [-(softmax((t - centre) / 0.05) * np.log(softmax(s / 0.1))).sum(axis=1).mean()
-             for i, t in enumerate(taught) for j, s in enumerate(said) if i != j]
+    terms = [
+        -(softmax((t - centre) / 0.05) * np.log(softmax(s / 0.1))).sum(axis=1).mean()
+        for i, t in enumerate(taught)
+        for j, s in enumerate(said)
+        if i != j
+    ]
     assert found.item() == pytest.approx(np.mean(terms), rel=1e-4)
     expected = 0.9 * centre + 0.1 * np.concatenate(taught).mean(axis=0)
     assert np.allclose(net.criterion.center.flatten(), expected, atol=1e-6)
@@ -104,7 +123,9 @@ def test_the_teacher_is_the_students_average_and_nothing_else_moves_it(tmp_path)
 
 
 def test_drop_path_is_the_students_only():
-    net = dino.Dino(tuple(build_vit(but(model_args=TINY.model_args | {"drop_path_rate": 0.9})) for _ in range(2)), TINY).train()
+    net = dino.Dino(
+        tuple(build_vit(but(model_args=TINY.model_args | {"drop_path_rate": 0.9})) for _ in range(2)), TINY
+    ).train()
     images = torch.randn(8, 1, 28, 28)
     assert torch.equal(net.teacher["vit"](images), net.teacher["vit"](images))
     assert not torch.equal(net.student["vit"](images), net.student["vit"](images))
@@ -112,7 +133,9 @@ def test_drop_path_is_the_students_only():
 
 def test_a_loss_that_breaks_is_a_result_and_the_last_whole_epoch_is_kept(tmp_path, monkeypatch):
     step = dino._Distillation._step
-    monkeypatch.setattr(dino._Distillation, "_step", lambda self, *inputs: step(self, *inputs) * (math.nan if inputs[2] == 2 else 1))
+    monkeypatch.setattr(
+        dino._Distillation, "_step", lambda self, *inputs: step(self, *inputs) * (math.nan if inputs[2] == 2 else 1)
+    )
     result = distil(TINY, tmp_path)
     assert result["divergence"] == {"kind": "non-finite", "epoch": 2, "step": 5}
     assert len(result["history"]) == 2 and result["history"][1]["train_loss"] is None
@@ -147,7 +170,7 @@ def test_neighbours_vote_as_published():
 
 
 def test_a_stored_run_gives_back_its_teacher(store):
-    first, = runs.load_or_run(distil, [TINY], workers=0)
+    (first,) = runs.load_or_run(distil, [TINY], workers=0)
     assert runs.load_or_run(distil, [TINY], workers=0) == [first]
     config, vit = load_teacher(first.folder)
     assert config == TINY and not vit.training
@@ -157,10 +180,15 @@ def test_a_stored_run_gives_back_its_teacher(store):
 
 def test_bad_settings_are_named():
     for changes, message in (
-        ({"momentum": 1.5}, "momentum is 1.5"), ({"student_temperature": 0}, "student_temperature is 0"),
-        ({"local_crops": -1}, "local_crops is -1"), ({"outputs": 1}, "outputs is 1"), ({"epochs": 0}, "epochs is 0"),
-        ({"global_scale": [0.5, 0.4]}, r"global_scale is \[0.5, 0.4\]"), ({"optimizer": "soup"}, "did you mean 'soap'"),
-        ({"skipless": {"alfa": 1}}, "did you mean 'alpha'"), ({"skipless": {"alpha": -1}}, "alpha is -1"),
+        ({"momentum": 1.5}, "momentum is 1.5"),
+        ({"student_temperature": 0}, "student_temperature is 0"),
+        ({"local_crops": -1}, "local_crops is -1"),
+        ({"outputs": 1}, "outputs is 1"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"global_scale": [0.5, 0.4]}, r"global_scale is \[0.5, 0.4\]"),
+        ({"optimizer": "soup"}, "did you mean 'soap'"),
+        ({"skipless": {"alfa": 1}}, "did you mean 'alpha'"),
+        ({"skipless": {"alpha": -1}}, "alpha is -1"),
     ):
         with pytest.raises(InputError, match=message):
             but(**changes)

@@ -82,8 +82,10 @@ FILLS = {
     "randn": (lambda: torch.randn(4000), scipy.stats.norm().cdf),
     "rand": (lambda: torch.rand(4000), scipy.stats.uniform().cdf),
     "trunc_normal_": (lambda: timm.layers.trunc_normal_(torch.empty(4000), std=0.02), scipy.stats.norm(0, 0.02).cdf),
-    "torch's trunc_normal_": (lambda: torch.nn.init.trunc_normal_(torch.empty(4000), std=1.0, a=-1, b=1),
-                              scipy.stats.truncnorm(-1, 1).cdf),
+    "torch's trunc_normal_": (
+        lambda: torch.nn.init.trunc_normal_(torch.empty(4000), std=1.0, a=-1, b=1),
+        scipy.stats.truncnorm(-1, 1).cdf,
+    ),
 }
 
 
@@ -165,7 +167,9 @@ def test_orthogonal_matrices_are_haar():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 12), st.data(), st.integers(0, 2**31), st.sampled_from(["gaussian", "shifted", "low rank", "zero"]))
+@given(
+    st.integers(1, 12), st.data(), st.integers(0, 2**31), st.sampled_from(["gaussian", "shifted", "low rank", "zero"])
+)
 def test_leading_factors_are_the_best_approximation(d, data, seed, kind):
     rank = data.draw(st.integers(1, d))
     matrix = draws.normal(2, d, d, generator=generator(seed))
@@ -183,7 +187,9 @@ def test_leading_factors_are_the_best_approximation(d, data, seed, kind):
     if kind in ("low rank", "zero") or gap > 1e-6 * scale:  # else which triples are the leading ones is for rounding
         tolerance = 64 * d * UNIT * scale * (1 if kind in ("low rank", "zero") else scale / gap)
         assert np.abs((p @ q.mT).numpy() - best).max() <= tolerance
-    assert np.allclose(p.norm(dim=-2)[s[..., :rank] > 1e-3] ** 2, s[..., :rank][s[..., :rank] > 1e-3], rtol=64 * d * UNIT)
+    assert np.allclose(
+        p.norm(dim=-2)[s[..., :rank] > 1e-3] ** 2, s[..., :rank][s[..., :rank] > 1e-3], rtol=64 * d * UNIT
+    )
     assert (p.sum(dim=-2) >= -d * UNIT * scale).all()
 
 

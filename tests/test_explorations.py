@@ -23,7 +23,9 @@ def states(exploration):
     """Every value of each control, and the ends and middles of all controls together."""
     controls = exploration.controls
     single = [exploration.values({name: value}) for name, control in controls.items() for value in control.grid(1000)]
-    return single + [dict(zip(controls, values)) for values in itertools.product(*(each.grid(3) for each in controls.values()))]
+    return single + [
+        dict(zip(controls, values)) for values in itertools.product(*(each.grid(3) for each in controls.values()))
+    ]
 
 
 @pytest.mark.parametrize("exploration", EXPLORATIONS.values(), ids=EXPLORATIONS)
@@ -66,7 +68,9 @@ def check_graying(found, state):
 
 
 def check_bound(found, state):
-    assert (found.measured <= found.sharp * (1 + 1e-9) + 1e-12).all() and (found.sharp <= found.bounds * (1 + 1e-9)).all()
+    assert (found.measured <= found.sharp * (1 + 1e-9) + 1e-12).all() and (
+        found.sharp <= found.bounds * (1 + 1e-9)
+    ).all()
     assert found.measured_here <= found.bound * (1 + 1e-9)
     assert found.guaranteed == (found.bound < 1)
     assert (found.decay[1:] <= found.bound * found.decay[:-1] * (1 + 1e-9) + 1e-12).all()
@@ -88,10 +92,14 @@ def check_skipless(found, state):
         assert found.maps[name].sum(dim=1).numpy() == pytest.approx(1)
         assert found.kappas[name] >= 1 and 0 <= found.diagonal[name] <= 1
     again = explorations.skipless(**state | {"c": 1.0})
-    assert found.spectra["skipless"].numpy() == pytest.approx(state["c"] ** 2 * again.spectra["skipless"].numpy(), rel=1e-6, abs=1e-12)
+    assert found.spectra["skipless"].numpy() == pytest.approx(
+        state["c"] ** 2 * again.spectra["skipless"].numpy(), rel=1e-6, abs=1e-12
+    )
 
 
-CHECKS = {name.removeprefix("check_"): function for name, function in list(globals().items()) if name.startswith("check_")}
+CHECKS = {
+    name.removeprefix("check_"): function for name, function in list(globals().items()) if name.startswith("check_")
+}
 
 
 def test_blurring_ends_in_grey():
@@ -126,7 +134,10 @@ def test_all_pass_without_scaling_changes_nothing():
 
 def test_a_large_beta_makes_attention_nearly_the_identity():
     found = EXPLORATIONS["skipless"].find(beta=4.0, alpha=0.1, heads=1)
-    assert found.diagonal["skipless"] > 0.9 > found.diagonal["usual"] and found.kappas["skipless"] < found.kappas["usual"] / 100
+    assert (
+        found.diagonal["skipless"] > 0.9 > found.diagonal["usual"]
+        and found.kappas["skipless"] < found.kappas["usual"] / 100
+    )
 
 
 def test_a_picture_of_one_colour_has_infinite_kappa_in_words():
@@ -135,13 +146,16 @@ def test_a_picture_of_one_colour_has_infinite_kappa_in_words():
     assert math.isinf(found.kappas[0]) and "infinite" in explorations.graying_facts(found)[0]
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"temprature": 1.0}, "unknown control of low_pass 'temprature'; did you mean 'temperature'"),
-    ({"temperature": 0}, "temperature is 0; allowed: a number from 0.2 to 5.0"),
-    ({"layers": 2.5}, "layers is 2.5; it must be a whole number"),
-    ({"layers": True}, "layers is True"),
-    ({"logits": "contents"}, "did you mean 'content'"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"temprature": 1.0}, "unknown control of low_pass 'temprature'; did you mean 'temperature'"),
+        ({"temperature": 0}, "temperature is 0; allowed: a number from 0.2 to 5.0"),
+        ({"layers": 2.5}, "layers is 2.5; it must be a whole number"),
+        ({"layers": True}, "layers is True"),
+        ({"logits": "contents"}, "did you mean 'content'"),
+    ],
+)
 def test_a_start_that_makes_no_sense_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
         EXPLORATIONS["low_pass"].values(changes)
@@ -163,8 +177,15 @@ def test_a_strip_shows_three_to_five_different_states(exploration):
     figures.plt.close(figure)
 
 
-@pytest.mark.parametrize("name, start", [("graying", {"epsilon": 1.0}), ("skipless", {"beta": 4.0, "similarity": 0.9}),
-                                         ("all_pass", {"omega": 0.0, "t": 0.0, "s": 1.0}), ("bound", {"norm": 0.2, "pattern": "two camps"})])
+@pytest.mark.parametrize(
+    "name, start",
+    [
+        ("graying", {"epsilon": 1.0}),
+        ("skipless", {"beta": 4.0, "similarity": 0.9}),
+        ("all_pass", {"omega": 0.0, "t": 0.0, "s": 1.0}),
+        ("bound", {"norm": 0.2, "pattern": "two camps"}),
+    ],
+)
 def test_a_strip_repeats_no_state_where_it_starts_at_one(name, start):
     figure = explorations.strip(EXPLORATIONS[name], start)
     titles = [row.get_suptitle() for row in figure.subfigs]
@@ -175,12 +196,16 @@ def test_a_strip_repeats_no_state_where_it_starts_at_one(name, start):
 def test_a_band_is_drawn_with_its_words():
     figure, axis = figures.plt.subplots()
     Panel("", ("x", 0, 1), (0, 10), log="", band=(9, 10, "beyond")).prepare(axis)
-    assert [text.get_text() for text in axis.texts] == ["beyond"] and len(axis.patches) == 1 and axis.get_ylim() == (0, 10)
+    assert (
+        [text.get_text() for text in axis.texts] == ["beyond"] and len(axis.patches) == 1 and axis.get_ylim() == (0, 10)
+    )
     figures.plt.close(figure)
 
 
 def test_infinite_kappa_is_called_so_by_all():
-    assert "κ(SA(X)) = infinite" in explorations.skip_strength_facts(EXPLORATIONS["skip_strength"].find(sharpness=0.0))[0]
+    assert (
+        "κ(SA(X)) = infinite" in explorations.skip_strength_facts(EXPLORATIONS["skip_strength"].find(sharpness=0.0))[0]
+    )
     found = EXPLORATIONS["skipless"].find()
     found.kappas["usual"] = math.inf
     assert "usual infinite" in explorations.skipless_facts(found)[0]
@@ -194,23 +219,35 @@ ANSWERS = [cell for cell in CELLS if cell.startswith("answer = None")]
 
 def trained(arm, scores):
     """What the replay reads of a run of one block with these validation scores."""
-    return SimpleNamespace(config=SimpleNamespace(skip=arm, epochs=len(scores) - 1), history=[
-        {"epoch": epoch, "validation_top1": score, "attention": [[[0.5, 0.5], [0.5, 0.5]]],
-         "log_kappa": [{"place": "sab", "block": 0, "median_log_kappa": 1.0, "n_inf": 0, "n_nan": 0, "n": 4}]}
-        for epoch, score in enumerate(scores)])
+    return SimpleNamespace(
+        config=SimpleNamespace(skip=arm, epochs=len(scores) - 1),
+        history=[
+            {
+                "epoch": epoch,
+                "validation_top1": score,
+                "attention": [[[0.5, 0.5], [0.5, 0.5]]],
+                "log_kappa": [{"place": "sab", "block": 0, "median_log_kappa": 1.0, "n_inf": 0, "n_nan": 0, "n": 4}],
+            }
+            for epoch, score in enumerate(scores)
+        ],
+    )
 
 
 def answered(exercise, answer, capsys):
     """Run an answer cell with `answer`, as the notebook does after its first cell; return what it prints."""
     names = {"p": SimpleNamespace(epochs=3)}
     exec(CELLS[0], names)
-    names["training_explorer"] = replay.exploration([trained("both", [10.0, 81.0, 84.0, 83.0]), trained("no_sab", [10.0, 70.0, 75.0, 85.0])])
+    names["training_explorer"] = replay.exploration(
+        [trained("both", [10.0, 81.0, 84.0, 83.0]), trained("no_sab", [10.0, 70.0, 75.0, 85.0])]
+    )
     exec(ANSWERS[exercise].replace("answer = None", f"answer = {answer}", 1), names)
     return capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("exercise, low, high", [
-    (0, 2, 8), (1, 0.05, 0.5), (2, 0.43, 0.43), (3, 0.2, 0.2), (4, 4.0, 5.0), (5, 4, 4), (6, 2, 2)])
+@pytest.mark.parametrize(
+    "exercise, low, high",
+    [(0, 2, 8), (1, 0.05, 0.5), (2, 0.43, 0.43), (3, 0.2, 0.2), (4, 4.0, 5.0), (5, 4, 4), (6, 2, 2)],
+)
 def test_the_exercises_tell_right_from_wrong(exercise, low, high, capsys, monkeypatch):
     """Where the right answer depends on what was drawn, it lies between `low` and `high`."""
     assert len(ANSWERS) == 7
@@ -225,10 +262,22 @@ def test_the_exercises_tell_right_from_wrong(exercise, low, high, capsys, monkey
     assert answered(exercise, None, capsys).startswith("no answer yet")
 
 
-@pytest.mark.parametrize("answer, said", [(None, "no answer yet"), (7, "right"), (7.004, "right"), (6, "not yet: 6 is too small"),
-                                          (7.1, "not yet: 7.1 is too large"), ("seven", "'seven' is not a number"), (True, "True is not a number")])
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (None, "no answer yet"),
+        (7, "right"),
+        (7.004, "right"),
+        (6, "not yet: 6 is too small"),
+        (7.1, "not yet: 7.1 is too large"),
+        ("seven", "'seven' is not a number"),
+        (True, "True is not a number"),
+    ],
+)
 def test_an_answer_is_judged_without_giving_it_away(answer, said):
-    assert explorations.judge(answer, 7.0).startswith(said) and (answer in (7, 7.004) or "7.0" not in explorations.judge(answer, 7.0))
+    assert explorations.judge(answer, 7.0).startswith(said) and (
+        answer in (7, 7.004) or "7.0" not in explorations.judge(answer, 7.0)
+    )
 
 
 def test_no_control_starts_outside_its_range():

@@ -34,8 +34,14 @@ def test_a_figure_has_a_sidecar_with_its_provenance(project):
     path = figures.save(draw(), "one", parameters("quick"), ["b", "a"], pdf=True)
     assert path == project / "figures" / "one.png" and path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     sidecar = json.loads(path.with_suffix(".json").read_text())
-    assert sidecar == {"notebook": "01_x", "preset": "quick", "runs": ["a", "b"], "inputs": "inputs of 01_x, quick",
-                       "parameters": {"epochs": 3}, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert sidecar == {
+        "notebook": "01_x",
+        "preset": "quick",
+        "runs": ["a", "b"],
+        "inputs": "inputs of 01_x, quick",
+        "parameters": {"epochs": 3},
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
     with Image.open(path) as image:
         assert image.info["Source"] == sidecar["inputs"]
 
@@ -57,13 +63,27 @@ def test_the_gallery_shows_every_quick_figure(project):
 
 
 def test_the_phase_diagram_shows_means_and_frames_the_best_cell(project):
-    scores = pandas.DataFrame([{"skip": arm, "depth": depth, "rate": rate, "top1": 10 * depth + rate + offset}
-                               for arm in ("both", "none") for depth in (1, 2) for rate in (3, 4) for offset in (-1, 1)])
-    figure = figures.phase_diagram(scores, arm="skip", row="depth", column="rate", value="top1", arms={"both": "both skips", "none": "no skips"},
-                                   best=(2, 3))
+    scores = pandas.DataFrame(
+        [
+            {"skip": arm, "depth": depth, "rate": rate, "top1": 10 * depth + rate + offset}
+            for arm in ("both", "none")
+            for depth in (1, 2)
+            for rate in (3, 4)
+            for offset in (-1, 1)
+        ]
+    )
+    figure = figures.phase_diagram(
+        scores,
+        arm="skip",
+        row="depth",
+        column="rate",
+        value="top1",
+        arms={"both": "both skips", "none": "no skips"},
+        best=(2, 3),
+    )
     first, second = figure.axes[:2]
     assert [axis.get_title() for axis in (first, second)] == ["both skips", "no skips"]
     assert sorted(text.get_text() for text in first.texts) == ["13", "14", "23", "24"]
-    frame, = first.patches
+    (frame,) = first.patches
     assert frame.get_xy() == (0, 1)
     assert "2" == first.get_yticklabels()[1].get_text()

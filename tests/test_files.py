@@ -28,7 +28,9 @@ def test_full_disk_keeps_the_old_file_and_says_so(tmp_path, monkeypatch, step):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, step, full)
-    with pytest.raises(files.StorageError, match=r"cannot write .*file\.txt: No space left on device; free space there"):
+    with pytest.raises(
+        files.StorageError, match=r"cannot write .*file\.txt: No space left on device; free space there"
+    ):
         files.write(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
@@ -61,7 +63,7 @@ def refusal(path, content):
     """Return the one line that says why `path` cannot be written."""
     with pytest.raises(files.StorageError) as error:
         files.write(path, content)
-    line, = str(error.value).splitlines()
+    (line,) = str(error.value).splitlines()
     return line
 
 
@@ -82,8 +84,13 @@ def test_the_next_write_removes_what_killed_processes_left_and_nothing_of_the_li
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     host = platform.node()
-    names = {f".a.json.{host}.{dead.pid}.tmp": False, f".a.json.{host}.{os.getppid()}.tmp": True,
-             f".b.json.{host}.{dead.pid}.tmp": True, f".a.json.elsewhere.{dead.pid}.tmp": True, f".a.json.{host}.x.tmp": True}
+    names = {
+        f".a.json.{host}.{dead.pid}.tmp": False,
+        f".a.json.{host}.{os.getppid()}.tmp": True,
+        f".b.json.{host}.{dead.pid}.tmp": True,
+        f".a.json.elsewhere.{dead.pid}.tmp": True,
+        f".a.json.{host}.x.tmp": True,
+    }
     for name in names:
         (tmp_path / name).write_text("part")
     files.write(tmp_path / "a.json", "whole")

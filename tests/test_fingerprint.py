@@ -21,14 +21,25 @@ def g(x):
 def project(tmp_path, monkeypatch):
     """A project with notebook 01 -> lib.a -> lib.b, and lib.c that nobody imports."""
     contents = {
-        "lib/__init__.py": "", "lib/sub/__init__.py": "Z = 1\n", "lib/sub/d.py": "D = 1\n", "lib/a.py": SOURCE, "lib/b.py": "from lib.sub import d\ndef f(x):\n    return x\n", "lib/c.py": "Y = 1\n",
-        "notebooks/01_x.ipynb": json.dumps({"cells": [
-            {"cell_type": "markdown", "source": ["prose"]},
-            {"cell_type": "code", "source": ["from lib import a\n", "a.g(1)"], "outputs": []}]}),
+        "lib/__init__.py": "",
+        "lib/sub/__init__.py": "Z = 1\n",
+        "lib/sub/d.py": "D = 1\n",
+        "lib/a.py": SOURCE,
+        "lib/b.py": "from lib.sub import d\ndef f(x):\n    return x\n",
+        "lib/c.py": "Y = 1\n",
+        "notebooks/01_x.ipynb": json.dumps(
+            {
+                "cells": [
+                    {"cell_type": "markdown", "source": ["prose"]},
+                    {"cell_type": "code", "source": ["from lib import a\n", "a.g(1)"], "outputs": []},
+                ]
+            }
+        ),
         "notebooks/presets/gpu/01_x.yaml": "epochs: 3\n",
         "data/claims.yaml": "claims:\n  one: {notebook: 01_x, value: 1}\n  two: {notebook: 02_y, value: 2}\n",
-        "data/fashion_mnist/SHA256SUMS": "0  file\n", "requirements.lock": "pip==1\ntorch==2.14.1\ntorch-geometry==1\n" + "".join(
-            f"{package}==1\n" for package in fingerprint.DECIDING_PACKAGES if package != "torch"),
+        "data/fashion_mnist/SHA256SUMS": "0  file\n",
+        "requirements.lock": "pip==1\ntorch==2.14.1\ntorch-geometry==1\n"
+        + "".join(f"{package}==1\n" for package in fingerprint.DECIDING_PACKAGES if package != "torch"),
     }
     for name, text in contents.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +66,11 @@ CHANGES = [
     ("data/claims.yaml", "value: 2", "value: 9", False, False),
     ("data/fashion_mnist/SHA256SUMS", "0", "1", True, True),
     ("requirements.lock", "torch==2.14.1", "torch==2.14.2", True, True),
-    *(("requirements.lock", f"{package}==1", f"{package}==2", True, True) for package in fingerprint.DECIDING_PACKAGES
-      if package != "torch"),
+    *(
+        ("requirements.lock", f"{package}==1", f"{package}==2", True, True)
+        for package in fingerprint.DECIDING_PACKAGES
+        if package != "torch"
+    ),
     ("requirements.lock", "pip==1", "pip==2", False, False),
     ("requirements.lock", "torch-geometry==1", "torch-geometry==2", False, False),
 ]
@@ -75,8 +89,11 @@ def test_what_makes_a_notebook_stale(project, name, before, after, quick, gpu):
 def test_the_overview_is_stale_where_any_notebook_or_claim_is(project):
     (project / "notebooks/00_overview.ipynb").write_text(json.dumps({"cells": []}))
     seen = {fingerprint.inputs_fingerprint("00_overview", "quick")}
-    for name, before, after in (("lib/b.py", "return x", "return -x"), ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)"),
-                                ("data/claims.yaml", "value: 2", "value: 9")):
+    for name, before, after in (
+        ("lib/b.py", "return x", "return -x"),
+        ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)"),
+        ("data/claims.yaml", "value: 2", "value: 9"),
+    ):
         (project / name).write_text((project / name).read_text().replace(before, after))
         seen.add(fingerprint.inputs_fingerprint("00_overview", "quick"))
     assert len(seen) == 4
@@ -102,8 +119,11 @@ def test_a_digest_is_long_enough_never_to_meet_another():
 
 def test_a_processor_is_named_with_what_tells_it_from_others_of_that_name(tmp_path, monkeypatch):
     cores = "processor\t: {}\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t: a b\n"
-    texts = {"Intel(R) Xeon(R) Processor (family 6, model 143)": "\n".join(cores.format(core) for core in (0, 1)),
-             "Virtual": "model name : Virtual\n", provenance.platform.machine(): "processor\t: 0\nBogoMIPS\t: 50.00\n"}
+    texts = {
+        "Intel(R) Xeon(R) Processor (family 6, model 143)": "\n".join(cores.format(core) for core in (0, 1)),
+        "Virtual": "model name : Virtual\n",
+        provenance.platform.machine(): "processor\t: 0\nBogoMIPS\t: 50.00\n",
+    }
     for name, text in texts.items():
         (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(provenance, "Path", lambda _: tmp_path / "cpuinfo")

@@ -17,10 +17,13 @@ from lib.training import checkpoint, data
 
 DECLARED = params.declarations(
     "a: int = 1  # one\nb: float = 0.5  # half\nc: str = 'x'  # text\nd: list[int] = [1]  # some\n"
-    "e: dict = {}  # more\nf: bool = True  # yes\ng: list[float] = [0.1]  # few\nh: list[str] = ['y']  # names")
+    "e: dict = {}  # more\nf: bool = True  # yes\ng: list[float] = [0.1]  # few\nh: list[str] = ['y']  # names"
+)
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "dict": dict}
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
 FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -57,9 +60,18 @@ def test_preset_files_hold_declared_names_or_are_refused(tmp_path, monkeypatch, 
     assert values is None or set(values) <= set(DECLARED)
 
 
-@pytest.mark.parametrize("content, message", [
-    ("a: [1", "is not YAML"), ("- a\n- b", "it must hold lines 'name: value'"), ("just words", "it must hold lines"),
-    ("aa: 1", "did you mean 'a'"), ("\x00", "is not YAML"), ("3", "it must hold lines"), ("a: &x *y", "is not YAML")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("a: [1", "is not YAML"),
+        ("- a\n- b", "it must hold lines 'name: value'"),
+        ("just words", "it must hold lines"),
+        ("aa: 1", "did you mean 'a'"),
+        ("\x00", "is not YAML"),
+        ("3", "it must hold lines"),
+        ("a: &x *y", "is not YAML"),
+    ],
+)
 def test_a_preset_file_that_is_none_is_named(tmp_path, monkeypatch, content, message):
     path = tmp_path / "preset.yaml"
     path.write_text(content)
@@ -72,7 +84,10 @@ def test_a_preset_file_that_is_none_is_named(tmp_path, monkeypatch, content, mes
 @FUZZ
 @given(st.data())
 def test_a_damaged_checkpoint_is_noticed_whatever_byte_it_lost(tmp_path, data):
-    path, state = tmp_path / "state.safetensors", {"epoch": 3, "model": {"w": torch.arange(6.0)}, "history": [{"loss": 0.5}]}
+    path, state = (
+        tmp_path / "state.safetensors",
+        {"epoch": 3, "model": {"w": torch.arange(6.0)}, "history": [{"loss": 0.5}]},
+    )
     checkpoint.write(path, state)
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
@@ -86,7 +101,11 @@ def test_a_damaged_checkpoint_is_noticed_whatever_byte_it_lost(tmp_path, data):
     except checkpoint.CorruptFile as error:
         assert "state.safetensors" in str(error) and "\n" not in str(error)
     else:  # a byte of padding, which means nothing
-        assert found["epoch"] == 3 and torch.equal(found["model"]["w"], torch.arange(6.0)) and found["history"] == [{"loss": 0.5}]
+        assert (
+            found["epoch"] == 3
+            and torch.equal(found["model"]["w"], torch.arange(6.0))
+            and found["history"] == [{"loss": 0.5}]
+        )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,7 +117,7 @@ def test_a_damaged_image_is_read_or_named(tmp_path, kind, seed, place, cut):
     Image.fromarray(pixels).save(buffer, kind)
     content = bytearray(buffer.getvalue())
     index = min(int(place * len(content)), len(content) - 1)
-    content = content[:index] if cut else content[:index] + bytes([content[index] ^ 0xA5]) + content[index + 1:]
+    content = content[:index] if cut else content[:index] + bytes([content[index] ^ 0xA5]) + content[index + 1 :]
     (folder / "train" / "a" / "0.png").write_bytes(bytes(content))
     try:
         loaded = data.load(str(folder), img_size=8, channels=3)

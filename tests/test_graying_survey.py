@@ -17,7 +17,9 @@ def tokens():
     return patchify(survey.images(64)[1], 8)
 
 
-@pytest.mark.parametrize("method, gray", [("svd", survey.gray_lapack), ("svd", survey.gram_gray), ("dct", survey.dense_dct_gray)])
+@pytest.mark.parametrize(
+    "method, gray", [("svd", survey.gray_lapack), ("svd", survey.gram_gray), ("dct", survey.dense_dct_gray)]
+)
 def test_the_other_ways_to_gray_agree_with_the_library_in_double_precision(tokens, method, gray):
     found = survey.relative_distance(gray(tokens.double(), 0.7), METHODS[method](tokens.double(), 0.7))
     assert found.max() < 1e-6
@@ -79,11 +81,19 @@ def test_workers_prepare_images_and_agree_with_batches():
 
 
 def test_kappas_of_a_trained_model(store):
-    plain, grayed, inside = runs.load_or_run(loop.train, [
-        TINY, dataclasses.replace(TINY, graying="svd", epsilon=0.5, graying_patch_size=7),
-        dataclasses.replace(TINY, graying="svd", epsilon=0.5, graying_blocks=[0, 1])], workers=0)
-    found = {name: survey.model_kappas(run, 6, 7).groupby(["images", "place", "block"]).log_kappa.apply(list)
-             for name, run in (("plain", plain), ("grayed", grayed), ("inside", inside))}
+    plain, grayed, inside = runs.load_or_run(
+        loop.train,
+        [
+            TINY,
+            dataclasses.replace(TINY, graying="svd", epsilon=0.5, graying_patch_size=7),
+            dataclasses.replace(TINY, graying="svd", epsilon=0.5, graying_blocks=[0, 1]),
+        ],
+        workers=0,
+    )
+    found = {
+        name: survey.model_kappas(run, 6, 7).groupby(["images", "place", "block"]).log_kappa.apply(list)
+        for name, run in (("plain", plain), ("grayed", grayed), ("inside", inside))
+    }
     for name in ("plain", "inside"):
         assert all(found[name]["as trained"][key] == found[name]["plain"][key] for key in found[name]["plain"].index)
     patches = found["grayed"]
@@ -93,5 +103,7 @@ def test_kappas_of_a_trained_model(store):
     assert survey.block_graying_top1(inside, False) == pytest.approx(inside.result["test_top1"])
     assert survey.block_graying_top1(plain, True) == survey.block_graying_top1(plain, False)
     model, images = inside.load_model(), torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    logits = [model.train(training)(images) for training in (False, True)]  # TINY has no dropout: graying is all that differs
+    logits = [
+        model.train(training)(images) for training in (False, True)
+    ]  # TINY has no dropout: graying is all that differs
     assert not torch.allclose(*logits, rtol=0.01)

@@ -62,7 +62,9 @@ def test_formula_equals_autograd(n, d, heads, width, scale, seed):
 
 def test_terms_equal_the_literal_kronecker_formula():
     arrays = layer(5, 4, 1, 0, width=3)
-    for term, expected in zip(jacobian.jacobian_terms(*arrays), kronecker_numpy(*(a.numpy() for a in arrays)), strict=True):
+    for term, expected in zip(
+        jacobian.jacobian_terms(*arrays), kronecker_numpy(*(a.numpy() for a in arrays)), strict=True
+    ):
         np.testing.assert_allclose(term, expected, atol=1e-13)
 
 
@@ -156,7 +158,9 @@ def test_fused_attention_can_be_differentiated():
 def test_layer_norm_makes_the_jacobian_singular_and_a_skip_lowers_kappa():
     x, *weights = layer(8, 6, 1, 6)
     normed = torch.nn.functional.layer_norm(x, (6,), eps=0.0)
-    through = jacobian.autograd_jacobian(lambda z: jacobian.attention(torch.nn.functional.layer_norm(z, (6,), eps=0.0), *weights), x)
+    through = jacobian.autograd_jacobian(
+        lambda z: jacobian.attention(torch.nn.functional.layer_norm(z, (6,), eps=0.0), *weights), x
+    )
     values = torch.linalg.svdvals(through)
     assert int((values > 1e-10 * values[0]).sum()) <= 8 * (6 - 2)  # two directions lost per token
     bare, skipped = jacobian.jacobian_kappa(jacobian.attention_jacobian(normed, *weights))
@@ -170,7 +174,10 @@ def test_bad_shapes_are_refused():
     with pytest.raises(InputError, match="expected x"):
         jacobian.attention_jacobian(x[None], *weights)
     big = torch.zeros(100, 100)
-    for dense in (lambda: jacobian.attention_jacobian(big, big, big, big, big), lambda: jacobian.autograd_jacobian(torch.sin, big)):
+    for dense in (
+        lambda: jacobian.attention_jacobian(big, big, big, big, big),
+        lambda: jacobian.autograd_jacobian(torch.sin, big),
+    ):
         with pytest.raises(InputError, match="use jacobian_extremes"):
             dense()
     with pytest.raises(InputError, match="keep the size"):

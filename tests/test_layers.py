@@ -21,8 +21,16 @@ IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module", params=["plain", "layer scale"])
 def model(request):
     torch.manual_seed(0)
-    model = VisionTransformer(img_size=28, patch_size=7, in_chans=1, num_classes=10, embed_dim=24, depth=3, num_heads=3,
-                              init_values=0.5 if request.param == "layer scale" else None)
+    model = VisionTransformer(
+        img_size=28,
+        patch_size=7,
+        in_chans=1,
+        num_classes=10,
+        embed_dim=24,
+        depth=3,
+        num_heads=3,
+        init_values=0.5 if request.param == "layer scale" else None,
+    )
     for parameter in model.parameters():  # nothing at its special initial value
         torch.nn.init.normal_(parameter, std=0.2)
     return model
@@ -63,7 +71,10 @@ def test_hc_by_layer_ends_in_the_models_own_tokens(model):
 
 
 def test_slopes_leave_out_what_is_rounding():
-    rows = [{"variant": "a", "layer": layer, "intensity": -12.0 * min(layer, 3), "share": -12.0 * min(layer, 3)} for layer in range(7)]
+    rows = [
+        {"variant": "a", "layer": layer, "intensity": -12.0 * min(layer, 3), "share": -12.0 * min(layer, 3)}
+        for layer in range(7)
+    ]
     rows += [{"variant": "b", "layer": layer, "intensity": 0.5 * layer, "share": -1.0} for layer in range(7)]
     slopes = layers.slopes(pandas.DataFrame(rows))
     assert slopes["a"] == pytest.approx(-12) and slopes["b"] == pytest.approx(0.5)
@@ -94,7 +105,9 @@ def test_similarities_and_logits(model):
     table = layers.similarity_by_layer(model, IMAGES)
     assert list(table.block) == [1, 2, 3] and table.depth.iloc[-1] == 1 and table.features.abs().le(1).all()
     kinds = layers.other_logits(model, IMAGES)
-    assert len(kinds) == 9 and (kinds.gain <= kinds["sharp bound"]).all() and (kinds["sharp bound"] <= kinds.bound).all()
+    assert (
+        len(kinds) == 9 and (kinds.gain <= kinds["sharp bound"]).all() and (kinds["sharp bound"] <= kinds.bound).all()
+    )
 
 
 def test_checks_of_a_model_never_refute_a_repaired_statement(model):
@@ -111,15 +124,30 @@ SMALL = {"embed_dim": 24, "num_heads": 3, "patch_size": 7, "depth": 2}
 
 
 def small(**arguments):
-    return loop.TrainConfig("fashion_mnist", "vit", seed=0, epochs=1, learning_rate=1e-3, train_images=200, test_images=50,
-                            model_args=SMALL | arguments)
+    return loop.TrainConfig(
+        "fashion_mnist",
+        "vit",
+        seed=0,
+        epochs=1,
+        learning_rate=1e-3,
+        train_images=200,
+        test_images=50,
+        model_args=SMALL | arguments,
+    )
 
 
-@pytest.mark.parametrize("arguments, part", [
-    ({"attn_layer": "diff", "num_heads": 2}, "attention"), ({"scale_attn_norm": True}, "attention"),
-    ({"qk_norm": True}, "attention"), ({"scaling": "attnscale"}, "attention"), ({"scale_mlp_norm": True}, "FFN"),
-    ({"act_layer": "relu"}, "FFN"), ({"norm_layer": "rmsnorm"}, "normalisation"),
-])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        ({"attn_layer": "diff", "num_heads": 2}, "attention"),
+        ({"scale_attn_norm": True}, "attention"),
+        ({"qk_norm": True}, "attention"),
+        ({"scaling": "attnscale"}, "attention"),
+        ({"scale_mlp_norm": True}, "FFN"),
+        ({"act_layer": "relu"}, "FFN"),
+        ({"norm_layer": "rmsnorm"}, "normalisation"),
+    ],
+)
 def test_blocks_that_the_theorems_are_not_about_are_refused_before_training(arguments, part):
     with pytest.raises(InputError, match=f"the {part} of this model's blocks are not those of the theorems"):
         layers.check(small(**arguments))
@@ -131,8 +159,10 @@ def test_blocks_that_the_theorems_are_not_about_are_refused_before_training(argu
         layers.check_model(model, IMAGES)
 
 
-@pytest.mark.parametrize("arguments", [{"proj_bias": False}, {"qkv_bias": False}, {"init_values": 1e-5}, {"class_token": False,
-                                       "global_pool": "avg"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"proj_bias": False}, {"qkv_bias": False}, {"init_values": 1e-5}, {"class_token": False, "global_pool": "avg"}],
+)
 def test_blocks_without_biases_or_with_layer_scale_are_represented(arguments):
     layers.check(small(**arguments))
     assert not layers.check_model(loop.build_model(small(**arguments)), IMAGES[:1]).empty
@@ -154,20 +184,28 @@ def test_published_models_that_cannot_be_fetched_are_done_without(monkeypatch):
 
 
 def test_untrained_models_and_photographs_fit_a_configuration():
-    config = loop.TrainConfig("fashion_mnist", "vit", seed=0, epochs=1, learning_rate=1e-3,
-                              model_args={"embed_dim": 24, "num_heads": 3, "patch_size": 7, "depth": 1})
+    config = loop.TrainConfig(
+        "fashion_mnist",
+        "vit",
+        seed=0,
+        epochs=1,
+        learning_rate=1e-3,
+        model_args={"embed_dim": 24, "num_heads": 3, "patch_size": 7, "depth": 1},
+    )
     images = layers.natural_images(config)
     assert images.shape == (8, 1, 28, 28)
     assert layers.untrained(config)(images).shape == (8, 10)
     assert layers.natural_images(replace(config, channels=3, img_size=56)).shape == (8, 3, 56, 56)
 
 
-@pytest.mark.parametrize("notebook, presets", [("03_low_pass", ("quick", "smoke", "gpu")), ("04_bounds", params.PRESETS)])
+@pytest.mark.parametrize(
+    "notebook, presets", [("03_low_pass", ("quick", "smoke", "gpu")), ("04_bounds", params.PRESETS)]
+)
 def test_the_notebooks_look_at_the_models_of_notebook_01(notebook, presets):
     """Another value anywhere would train again what notebook 01 has trained."""
     values = {}
     for name in ("01_skip_removal", notebook):
-        cell, = (source for source, tags in fingerprint.notebook_code_cells(name) if "parameters" in tags)
+        (cell,) = (source for source, tags in fingerprint.notebook_code_cells(name) if "parameters" in tags)
         declared = params.declarations(cell)
         defaults = {key: declaration.default for key, declaration in declared.items()}
         values[name] = {preset: defaults | params.preset_values(name, preset, declared) for preset in presets}

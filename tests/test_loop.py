@@ -14,9 +14,18 @@ from lib.training import checkpoint, loop
 from lib.training.loop import TrainConfig, train
 from lib.training.run import build_optimizer
 
-TINY = TrainConfig(data="fashion_mnist", model="vit", seed=3, epochs=3, learning_rate=1e-3, train_images=240,
-                   test_images=100, model_args={"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 7},
-                   batch_size=32, probe_images=4)
+TINY = TrainConfig(
+    data="fashion_mnist",
+    model="vit",
+    seed=3,
+    epochs=3,
+    learning_rate=1e-3,
+    train_images=240,
+    test_images=100,
+    model_args={"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 7},
+    batch_size=32,
+    probe_images=4,
+)
 
 
 def but(**changes):
@@ -29,24 +38,27 @@ def by_hand(config):
     model = loop.build_model(config)
     decayed = [p for p in model.parameters() if p.ndim > 1 and p is not model.pos_embed and p is not model.cls_token]
     others = [p for p in model.parameters() if not any(p is q for q in decayed)]
-    optimizer = torch.optim.AdamW([{"params": others, "weight_decay": 0.0},
-                                   {"params": decayed, "weight_decay": config.weight_decay}])
+    optimizer = torch.optim.AdamW(
+        [{"params": others, "weight_decay": 0.0}, {"params": decayed, "weight_decay": config.weight_decay}]
+    )
     steps = data.train.num_images // config.batch_size
     total, losses = config.epochs * steps, []
     warmup = round(config.warmup * total)
     for epoch in range(1, config.epochs + 1):
         model.train()
-        batches = data.train.batches(config.batch_size, device="cpu", seed=config.seed, epoch=epoch, drop_last=True,
-                                     train=True)
+        batches = data.train.batches(
+            config.batch_size, device="cpu", seed=config.seed, epoch=epoch, drop_last=True, train=True
+        )
         sums = []
         for step, (images, labels) in enumerate(batches):
             now = (epoch - 1) * steps + step
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * (
-                    now / warmup if now < warmup else (1 + math.cos(math.pi * now / total)) / 2)
+                    now / warmup if now < warmup else (1 + math.cos(math.pi * now / total)) / 2
+                )
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
-            norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+            norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters()))
             for p in model.parameters():
                 p.grad *= min(1, config.clip / norm)
             optimizer.step()
@@ -60,11 +72,22 @@ def by_hand(config):
 def test_with_a_layer_decay_each_block_learns_at_a_share_of_the_next_ones_rate(tmp_path, optimizer):
     config = but(layer_decay=0.5, weight_decay=0.1, optimizer=optimizer)
     model = loop.build_model(config)
-    rates = {id(p): group["lr"] * group.get("lr_scale", 1.0) for group in build_optimizer(config, model).param_groups
-             for p in group["params"]}
+    rates = {
+        id(p): group["lr"] * group.get("lr_scale", 1.0)
+        for group in build_optimizer(config, model).param_groups
+        for p in group["params"]
+    }
     found = {name: rates[id(parameter)] / config.learning_rate for name, parameter in model.named_parameters()}
     # timm counts the embeddings as the first layer, the norm with the last block, and the head as the last layer.
-    expected = {"patch_embed": 1 / 8, "cls_token": 1 / 8, "pos_embed": 1 / 8, "blocks.0": 1 / 4, "blocks.1": 1 / 2, "norm": 1 / 2, "head": 1}
+    expected = {
+        "patch_embed": 1 / 8,
+        "cls_token": 1 / 8,
+        "pos_embed": 1 / 8,
+        "blocks.0": 1 / 4,
+        "blocks.1": 1 / 2,
+        "norm": 1 / 2,
+        "head": 1,
+    }
     for name, share in found.items():
         assert share == pytest.approx(next(value for start, value in expected.items() if name.startswith(start))), name
     result = train(but(layer_decay=0.5, optimizer=optimizer, epochs=1, warmup=0.0), tmp_path)
@@ -77,7 +100,7 @@ def test_equals_a_loop_written_by_hand(tmp_path):
     losses, model = by_hand(TINY)
     assert [row["train_loss"] for row in result["history"]][1:] == pytest.approx(losses, rel=1e-5)
     pixels = loop.dataset(TINY).test
-    (images, labels), = pixels.batches(100, device="cpu", train=False)
+    ((images, labels),) = pixels.batches(100, device="cpu", train=False)
     with torch.no_grad():
         logits = model(images)
     assert result["final_test_top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean())
@@ -92,11 +115,12 @@ def test_hyperparameters_are_judged_on_the_validation_split(tmp_path):
     """What an epoch reports comes from the validation split; the test split chooses nothing."""
     result, (_, model) = train(TINY, tmp_path), by_hand(TINY)
     split = loop.dataset(TINY).validation
-    (images, labels), = split.batches(500, train=False)
+    ((images, labels),) = split.batches(500, train=False)
     with torch.no_grad():
         logits = model(images)
     assert result["history"][-1]["validation_loss"] == pytest.approx(
-        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
     assert result["history"][-1]["validation_top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean())
     assert result["divergence"] is None
 
@@ -106,9 +130,21 @@ def test_seeds_differ_from_the_first_weight_on():
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("changes", [
-    {"augment": "crop_flip"}, {"label_smoothing": 0.1}, {"mixup": 0.8}, {"cutmix": 1.0}, {"weight_decay": 0.9},
-    {"minimum_learning_rate": 9e-4}, {"warmup": 0.5}, {"clip": 0.01}, {"seed": 4}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"augment": "crop_flip"},
+        {"label_smoothing": 0.1},
+        {"mixup": 0.8},
+        {"cutmix": 1.0},
+        {"weight_decay": 0.9},
+        {"minimum_learning_rate": 9e-4},
+        {"warmup": 0.5},
+        {"clip": 0.01},
+        {"seed": 4},
+        {"optimizer": "sgd"},
+    ],
+)
 def test_each_setting_changes_the_training(tmp_path, changes):
     one, other = train(TINY, tmp_path / "a"), train(but(**changes), tmp_path / "b")
     assert one["history"][-1]["train_loss"] != other["history"][-1]["train_loss"]
@@ -117,10 +153,12 @@ def test_each_setting_changes_the_training(tmp_path, changes):
 def test_the_block_gradient_norms_are_those_before_clipping(tmp_path):
     config = but(epochs=1, batch_size=216, clip=1e-6)
     data, model = loop.dataset(config), loop.build_model(config)
-    (images, labels), = data.train.batches(216, seed=config.seed, epoch=1, drop_last=True, train=True)
+    ((images, labels),) = data.train.batches(216, seed=config.seed, epoch=1, drop_last=True, train=True)
     torch.nn.functional.cross_entropy(model(images), labels).backward()
-    expected = {f"blocks.{index}": sum(p.grad.square().sum() for p in block.parameters()).sqrt().item()
-                for index, block in enumerate(model.blocks)}
+    expected = {
+        f"blocks.{index}": sum(p.grad.square().sum() for p in block.parameters()).sqrt().item()
+        for index, block in enumerate(model.blocks)
+    }
     assert train(config, tmp_path)["history"][1]["block_gradient_norm"] == pytest.approx(expected, rel=1e-4)
 
 
@@ -132,17 +170,32 @@ def killed_after(epoch):
     def report(history):
         if history[-1]["epoch"] == epoch:
             raise Killed
+
     return report
 
 
-EVERYTHING = {"augment": "crop_flip", "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1, "ema": 0.9,
-              "model_args": TINY.model_args | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1}}
+EVERYTHING = {
+    "augment": "crop_flip",
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+    "ema": 0.9,
+    "model_args": TINY.model_args | {"drop_path_rate": 0.2, "proj_drop_rate": 0.1},
+}
 
 
-@pytest.mark.parametrize("changes", [
-    {}, EVERYTHING, {"accumulation": 4}, {"skip": "none"},
-    *({"optimizer": name} for name in ("sgd", "lamb", "muon", "soap")),
-    {"optimizer": "soap", "model_args": TINY.model_args | {"embed_dim": 30, "num_heads": 3}}], ids=str)  # odd widths
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        EVERYTHING,
+        {"accumulation": 4},
+        {"skip": "none"},
+        *({"optimizer": name} for name in ("sgd", "lamb", "muon", "soap")),
+        {"optimizer": "soap", "model_args": TINY.model_args | {"embed_dim": 30, "num_heads": 3}},
+    ],
+    ids=str,
+)  # odd widths
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, changes):
     config = but(**changes)
     whole = train(config, tmp_path / "whole")
@@ -226,6 +279,7 @@ def test_a_compiled_model_learns_the_same(tmp_path):
 
 def breaking(build, number, change):
     """Return `build`, but of models whose logits `change` spoils in training step `number`, counted from 1."""
+
     def build_and_break(config):
         model = build(config)
         calls = []
@@ -291,9 +345,18 @@ def test_mixup_needs_an_even_number_of_images(tmp_path):
         train(but(mixup=0.8, batch_size=10, accumulation=2), tmp_path)
 
 
-@pytest.mark.parametrize("scores, epoch", [
-    ([10, 60, 62, 61], None), ([10, 60, 20, 61], None), ([10, 60, 40, 29, 10], 3), ([10, 60, 29, 31, 29], 4),
-    ([10, 19, 5], None), ([10, 20, 9], 2), ([10, 10, 10], None)])
+@pytest.mark.parametrize(
+    "scores, epoch",
+    [
+        ([10, 60, 62, 61], None),
+        ([10, 60, 20, 61], None),
+        ([10, 60, 40, 29, 10], 3),
+        ([10, 60, 29, 31, 29], 4),
+        ([10, 19, 5], None),
+        ([10, 20, 9], 2),
+        ([10, 10, 10], None),
+    ],
+)
 def test_a_collapse_is_the_epoch_from_which_the_score_stays_low(scores, epoch):
     found = loop._collapse([{"validation_top1": score} for score in scores])
     assert found == (None if epoch is None else {"kind": "collapse", "epoch": epoch, "step": None})
@@ -304,7 +367,8 @@ def test_kappa_is_recorded_for_every_block_and_place_each_epoch(tmp_path):
     assert [row["epoch"] for row in result["history"]] == [0, 1]
     for row in result["history"]:
         assert [(entry["place"], entry["block"], entry["n"]) for entry in row["log_kappa"]] == [
-            (place, block, 4) for place in loop.PLACES for block in (0, 1)]
+            (place, block, 4) for place in loop.PLACES for block in (0, 1)
+        ]
     assert list(result["history"][1]["block_gradient_norm"]) == ["blocks.0", "blocks.1"]
 
 
@@ -337,8 +401,10 @@ def test_training_does_not_start_from_half_of_the_scaling_parameters(tmp_path):
 
 def test_graying_acts_on_the_training_images_only(tmp_path):
     grayed = but(graying="svd", epsilon=0.5, graying_patch_size=7)
-    plain, gray, mild = (train(config, tmp_path / str(number)) for number, config in enumerate(
-        [TINY, grayed, dataclasses.replace(grayed, epsilon=1.0)]))
+    plain, gray, mild = (
+        train(config, tmp_path / str(number))
+        for number, config in enumerate([TINY, grayed, dataclasses.replace(grayed, epsilon=1.0)])
+    )
     assert plain["history"][0] == gray["history"][0]
     assert plain["history"][1]["train_loss"] != gray["history"][1]["train_loss"]
     assert plain["history"] == mild["history"]  # at epsilon 1 graying is the identity
@@ -355,37 +421,49 @@ def test_graying_before_a_block_acts_on_its_tokens(tmp_path):
         train(dataclasses.replace(config, graying_blocks=[2]), tmp_path / "c")
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"graying": "pca"}, "unknown graying 'pca'"), ({"graying": "svd", "epsilon": 0.0}, "epsilon is 0.0"),
-    ({"graying": "svd", "epsilon": 0.5, "graying_patch_size": 5}, "not divisible by patch_size 5"),
-    ({"epochs": 0}, "epochs is 0; it must be at least 1"), ({"seed": -1}, "seed is -1; it must be at least 0"),
-    ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a finite number"),
-    ({"weight_decay": float("inf")}, "weight_decay is inf; it must be a finite number"),
-    ({"weight_decay": -0.1}, "weight_decay is -0.1; it must be at least 0"), ({"mixup": -1}, "mixup is -1; it must be at least 0"),
-    ({"clip": -1}, "clip is -1; it must be positive"), ({"ema": 2}, "ema is 2; it must be at least 0 and below 1"),
-    ({"warmup": 1.0}, "warmup is 1.0; it must be at least 0 and below 1"),
-    ({"mixup": "0.2"}, "mixup is '0.2', a str; it must be of type float"), ({"epochs": 2.0}, "epochs is 2.0, a float; it must be of type int"),
-    ({"compile": 1}, "compile is 1, a int; it must be of type bool"), ({"img_size": "28"}, "must be of type int | None"),
-    ({"seed": 2**65}, "seed is 36893488147419103232; it must be from 0 to 4294967295"),
-    ({"optimizer": "kron"}, "optimizer 'kron' cannot be used: its state must go through a checkpoint and back"),
-    ({"optimizer": "adafactorbv"}, "optimizer 'adafactorbv' cannot be used"),
-    ({"optimizer": "adahessian"}, "optimizer 'adahessian' cannot be used"),
-    ({"validation": 0.0}, "validation is 0.0; it must be a share above 0"),
-    ({"accumulation": 5}, "accumulation 5 does not divide batch_size 32"),
-    ({"layer_decay": 1.5}, "layer_decay is 1.5; it must lie above 0 and be at most 1"),
-    ({"graying_place": "worker"}, "unknown graying_place 'worker'; did you mean 'workers'"),
-    ({"graying_place": "workers"}, "give a graying method and no graying_blocks"),
-    ({"precision": "bf16"}, "unknown precision 'bf16'; did you mean 'bfloat16'"),
-    ({"device": "gpu"}, "unknown device 'gpu'"),
-    ({"batch_size": 250}, "batch_size 250 exceeds the 216 training images"),
-    ({"model": "vit_tini_patch16_224"}, "unknown model 'vit_tini_patch16_224'; did you mean 'vit_tiny_patch16_224'"),
-    ({"skip": "no_sap"}, "unknown skip 'no_sap'; did you mean 'no_sab'"),
-    ({"data": "fashion"}, "unknown data set 'fashion'"),
-    ({"augment": "flip"}, "unknown augment"),
-    ({"optimizer": "adamz"}, "unknown optimizer 'adamz'"),
-    ({"model_args": {"img_size": 28}}, "model_args sets 'img_size', which the data and the configuration decide"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"graying": "pca"}, "unknown graying 'pca'"),
+        ({"graying": "svd", "epsilon": 0.0}, "epsilon is 0.0"),
+        ({"graying": "svd", "epsilon": 0.5, "graying_patch_size": 5}, "not divisible by patch_size 5"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a finite number"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf; it must be a finite number"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1; it must be at least 0"),
+        ({"mixup": -1}, "mixup is -1; it must be at least 0"),
+        ({"clip": -1}, "clip is -1; it must be positive"),
+        ({"ema": 2}, "ema is 2; it must be at least 0 and below 1"),
+        ({"warmup": 1.0}, "warmup is 1.0; it must be at least 0 and below 1"),
+        ({"mixup": "0.2"}, "mixup is '0.2', a str; it must be of type float"),
+        ({"epochs": 2.0}, "epochs is 2.0, a float; it must be of type int"),
+        ({"compile": 1}, "compile is 1, a int; it must be of type bool"),
+        ({"img_size": "28"}, "must be of type int | None"),
+        ({"seed": 2**65}, "seed is 36893488147419103232; it must be from 0 to 4294967295"),
+        ({"optimizer": "kron"}, "optimizer 'kron' cannot be used: its state must go through a checkpoint and back"),
+        ({"optimizer": "adafactorbv"}, "optimizer 'adafactorbv' cannot be used"),
+        ({"optimizer": "adahessian"}, "optimizer 'adahessian' cannot be used"),
+        ({"validation": 0.0}, "validation is 0.0; it must be a share above 0"),
+        ({"accumulation": 5}, "accumulation 5 does not divide batch_size 32"),
+        ({"layer_decay": 1.5}, "layer_decay is 1.5; it must lie above 0 and be at most 1"),
+        ({"graying_place": "worker"}, "unknown graying_place 'worker'; did you mean 'workers'"),
+        ({"graying_place": "workers"}, "give a graying method and no graying_blocks"),
+        ({"precision": "bf16"}, "unknown precision 'bf16'; did you mean 'bfloat16'"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"batch_size": 250}, "batch_size 250 exceeds the 216 training images"),
+        (
+            {"model": "vit_tini_patch16_224"},
+            "unknown model 'vit_tini_patch16_224'; did you mean 'vit_tiny_patch16_224'",
+        ),
+        ({"skip": "no_sap"}, "unknown skip 'no_sap'; did you mean 'no_sab'"),
+        ({"data": "fashion"}, "unknown data set 'fashion'"),
+        ({"augment": "flip"}, "unknown augment"),
+        ({"optimizer": "adamz"}, "unknown optimizer 'adamz'"),
+        ({"model_args": {"img_size": 28}}, "model_args sets 'img_size', which the data and the configuration decide"),
+    ],
+)
 def test_bad_configurations_are_refused_in_one_line(tmp_path, changes, message):
     with pytest.raises(InputError) as error:
         train(but(**changes), tmp_path)
@@ -403,8 +481,15 @@ def test_asking_for_a_gpu_in_vain_is_refused():
 @pytest.mark.skipif("COMPANION_CIFAR10" not in os.environ, reason="COMPANION_CIFAR10 names no folder with CIFAR-10")
 def test_a_short_run_on_cifar10_learns(tmp_path):
     """Colour images in the hub's column layout: better than chance within 60 steps."""
-    config = but(data="cifar10", train_images=4000, test_images=1000, epochs=1, batch_size=60, learning_rate=3e-3,
-                 model_args={"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 4})
+    config = but(
+        data="cifar10",
+        train_images=4000,
+        test_images=1000,
+        epochs=1,
+        batch_size=60,
+        learning_rate=3e-3,
+        model_args={"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 4},
+    )
     result = train(config, tmp_path)
     assert loop.dataset(config).channels == 3 and loop.dataset(config).num_classes == 10
     assert result["final_test_top1"] > 20 and result["history"][0]["validation_top1"] < 20

@@ -31,12 +31,15 @@ def test_what_is_stored_is_loaded_and_has_every_layer_head_and_input():
     assert len(said) == 1 and said[0].startswith("loaded from data/pretrained/spectra.json, measured at commit ")
     for name, size, inputs in (("vit", (12, 6, 129), 8), ("text", (6, 12, 1 + others.BINS), 20)):
         model = found[name]
-        assert model.label == pretrained.LABELS[name] and model.gains.shape == size and len(model.frequencies) == size[-1]
+        assert (
+            model.label == pretrained.LABELS[name] and model.gains.shape == size and len(model.frequencies) == size[-1]
+        )
         assert (model.gains[..., 0] >= 1 - 1e-4).all() and (model.gains > 0).all()
         assert len(model.heads) == model.heads.input.nunique() == inputs and len(model.similarity) == inputs * size[0]
         assert (model.heads.halves <= model.heads.low_pass).all()
     assert {name: value.shape[-1] for name, value in found["vit"].spectra.items()} == dict.fromkeys(
-        ("frequencies", "patches", "tokens", "sab"), 129)
+        ("frequencies", "patches", "tokens", "sab"), 129
+    )
 
 
 @pytest.fixture
@@ -102,19 +105,30 @@ def test_every_sentence_is_long_enough_for_every_interval():
     assert len(set(sentences)) >= 16 and min(lengths) >= 2 * others.BINS and len(set(lengths)) > 8
 
 
-MAPS = [torch.softmax(3 * torch.randn(2, 3, 17, 17, generator=torch.Generator().manual_seed(layer)), dim=-1) for layer in range(4)]
+MAPS = [
+    torch.softmax(3 * torch.randn(2, 3, 17, 17, generator=torch.Generator().manual_seed(layer)), dim=-1)
+    for layer in range(4)
+]
 
 
 def test_heads_are_counted_as_the_definition_says():
     f = numpy.fft.fft(numpy.eye(17), norm="ortho")
     table = others.by_head(MAPS)
     for image in range(2):
-        gains = numpy.array([[numpy.linalg.norm(f @ head @ f.conj().T, axis=1) for head in layer[image].double().numpy()]
-                             for layer in MAPS]).reshape(12, 17)
+        gains = numpy.array(
+            [
+                [numpy.linalg.norm(f @ head @ f.conj().T, axis=1) for head in layer[image].double().numpy()]
+                for layer in MAPS
+            ]
+        ).reshape(12, 17)
         upper = gains[:, numpy.abs(numpy.fft.fftfreq(17)) > 0.25].mean(axis=1)
         assert table.low_pass[image] == pytest.approx(100 * (gains[:, 0] > upper).mean())
         assert table.halves[image] == pytest.approx(100 * (gains[:, 0] > 2 * upper).mean())
-        assert sorted(100 * upper / gains[:, 0])[5] <= table.kept[image] + 1e-4 <= sorted(100 * upper / gains[:, 0])[6] + 2e-4
+        assert (
+            sorted(100 * upper / gains[:, 0])[5]
+            <= table.kept[image] + 1e-4
+            <= sorted(100 * upper / gains[:, 0])[6] + 2e-4
+        )
 
 
 def test_permutations_filter_nothing_and_means_everything():
@@ -142,7 +156,9 @@ def test_intervals_of_bands_hold_every_band_once():
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return VisionTransformer(img_size=28, patch_size=7, in_chans=1, num_classes=10, embed_dim=24, depth=3, num_heads=3).eval()
+    return VisionTransformer(
+        img_size=28, patch_size=7, in_chans=1, num_classes=10, embed_dim=24, depth=3, num_heads=3
+    ).eval()
 
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))

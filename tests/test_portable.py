@@ -55,9 +55,15 @@ def test_importing_the_library_settles_it_before_torch_computes():
     code = "import lib, torch; print(torch.backends.cpu.get_cpu_capability())"
     capabilities = {}
     for switch in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True, check=True,
-                              env={name: value for name, value in os.environ.items() if name not in portable.SETTINGS}
-                              | {portable.SWITCH: switch})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=files.ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={name: value for name, value in os.environ.items() if name not in portable.SETTINGS}
+            | {portable.SWITCH: switch},
+        )
         capabilities[switch] = done.stdout.strip()
     assert capabilities["1"] in ("AVX2", capabilities["0"])
 

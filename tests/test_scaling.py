@@ -203,7 +203,10 @@ def test_vit_feat_scale_against_numpy():
     np.testing.assert_allclose(output.detach().numpy(), direct(s, t), rtol=1e-12, atol=1e-12)
     output.sin().sum().backward()
     for feature, step in enumerate(1e-6 * np.eye(24)):
-        for gradient, up, down in ((attention.s.grad, (s + step, t), (s - step, t)), (attention.t.grad, (s, t + step), (s, t - step))):
+        for gradient, up, down in (
+            (attention.s.grad, (s + step, t), (s - step, t)),
+            (attention.t.grad, (s, t + step), (s, t - step)),
+        ):
             slope = (np.sin(direct(*up)) - np.sin(direct(*down))).sum() / 2e-6
             assert gradient[feature].item() == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
@@ -214,7 +217,11 @@ def test_released_swin_attention_against_numpy():
     windows = torch.randn(9, 16, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     mask = block.get_attn_mask(windows[0].new_zeros(1, 12, 12, 12)).double()
     assert mask.shape == (9, 16, 16) and (mask != 0).any()
-    bias = weight["relative_position_bias_table"][weight["relative_position_index"].ravel()].reshape(16, 16, 2).transpose(2, 0, 1)
+    bias = (
+        weight["relative_position_bias_table"][weight["relative_position_index"].ravel()]
+        .reshape(16, 16, 2)
+        .transpose(2, 0, 1)
+    )
     output = attention(windows, mask=mask)
     for x, masked, actual in zip(windows.numpy(), mask.numpy(), output, strict=True):
         query, key, value = numpy_heads(weight, x, 2)
@@ -568,6 +575,9 @@ def test_the_front_door_switches_scaling_on():
 def test_the_front_door_knows_both_forms():
     arguments = {"num_classes": 10, "img_size": 28, "embed_dim": 12, "depths": [2], "num_heads": [2], "patch_size": 2,
                  "window_size": 7, "scaling": "attnscale"}  # fmt: skip
-    forms = {form: create_model("swin", scaling_form=form, **arguments).layers[0].blocks[1].attn for form in ("released", "respecting")}
+    forms = {
+        form: create_model("swin", scaling_form=form, **arguments).layers[0].blocks[1].attn
+        for form in ("released", "respecting")
+    }
     assert type(forms["released"]) is not type(forms["respecting"])
     assert type(create_model("swin", **arguments).layers[0].blocks[1].attn) is type(forms["released"])

@@ -11,7 +11,7 @@ import torch
 
 from lib.companion import runs, scaling_figures, scaling_survey
 from lib.errors import InputError
-from lib.models import attention_maps, blocks, create_model, zoo
+from lib.models import attention_maps, blocks, create_model
 from lib.models.scaling import apply_scaling, scaling_parameters
 from lib.training import loop
 
@@ -21,8 +21,9 @@ IMAGES = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 def small(family, scaling=None, size=28, **more):
     """Build a small model in which nothing has its initial value."""
     torch.manual_seed(0)
-    model = create_model(family, num_classes=10, img_size=size, in_chans=1, scaling=scaling,
-                         **scaling_survey.SMALL[family] | more).eval()
+    model = create_model(
+        family, num_classes=10, img_size=size, in_chans=1, scaling=scaling, **scaling_survey.SMALL[family] | more
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -30,8 +31,12 @@ def small(family, scaling=None, size=28, **more):
 
 
 def test_the_statements_hold_where_they_are_theorems():
-    for measurement in (scaling_survey.identity(50), scaling_survey.doubled(50), scaling_survey.neutral("attnscale", 12),
-                        scaling_survey.neutral("featscale", 12)):
+    for measurement in (
+        scaling_survey.identity(50),
+        scaling_survey.doubled(50),
+        scaling_survey.neutral("attnscale", 12),
+        scaling_survey.neutral("featscale", 12),
+    ):
         assert measurement.violations == 0 and measurement.cases >= 12
         assert "e-" in measurement.note or "0e+00" in measurement.note
     assert scaling_survey.added_parameters() == 12 * 6
@@ -112,7 +117,9 @@ def test_acting_maps_make_the_blocks_own_output():
     value = attention.qkv(tokens).unflatten(-1, (3, 3, 8))[:, :, 2].transpose(1, 2)
     torch.testing.assert_close(attention.proj((maps @ value).transpose(1, 2).flatten(2)), output, rtol=1e-9, atol=1e-9)
     plain = small("vit")
-    assert all(torch.equal(a, b) for a, b in zip(scaling_survey.acting_maps(plain, IMAGES), attention_maps(plain, IMAGES)))
+    assert all(
+        torch.equal(a, b) for a, b in zip(scaling_survey.acting_maps(plain, IMAGES), attention_maps(plain, IMAGES))
+    )
 
 
 def test_band_gains_and_high_pass_against_numpy():
@@ -157,13 +164,27 @@ def test_kept_for_backward_counts_each_tensor_once_and_no_parameter():
     layer = torch.nn.Linear(1000, 1000, bias=False)
     images = torch.randn(50, 1000)
     assert scaling_survey.kept_for_backward(layer, images) == pytest.approx(4 * images.numel() / 1e6)
-    assert scaling_survey.kept_for_backward(torch.nn.Sequential(layer, torch.nn.Tanh()), images) == pytest.approx(8 * images.numel() / 1e6)
+    assert scaling_survey.kept_for_backward(torch.nn.Sequential(layer, torch.nn.Tanh()), images) == pytest.approx(
+        8 * images.numel() / 1e6
+    )
 
 
 def test_attn_scale_keeps_no_map():
     tall = torch.randn(1, 1, 224, 224)  # 1025 tokens
-    models = {name: create_model("vit", num_classes=10, img_size=224, in_chans=1, patch_size=7, embed_dim=24, depth=1, num_heads=3,
-                                 **arguments) for name, arguments in scaling_survey.ARMS.items()}
+    models = {
+        name: create_model(
+            "vit",
+            num_classes=10,
+            img_size=224,
+            in_chans=1,
+            patch_size=7,
+            embed_dim=24,
+            depth=1,
+            num_heads=3,
+            **arguments,
+        )
+        for name, arguments in scaling_survey.ARMS.items()
+    }
     kept = {name: scaling_survey.kept_for_backward(model, tall) for name, model in models.items()}
     one_map = 4 * 3 * 1025**2 / 1e6
     assert kept["plain"] < kept["AttnScale"] < kept["plain"] + 0.1 * one_map
@@ -174,7 +195,9 @@ def test_step_costs_times_each_model_against_the_first():
     before = copy.deepcopy(models["plain"].state_dict())
     table = scaling_survey.step_costs(models, IMAGES, "cpu", rounds=3)
     assert table.model.tolist() == ["plain", "FeatScale"] and table.ratio[0] == 1 and (table.ms > 0).all()
-    assert any(not torch.equal(value, before[name]) for name, value in models["plain"].state_dict().items())  # a real step
+    assert any(
+        not torch.equal(value, before[name]) for name, value in models["plain"].state_dict().items()
+    )  # a real step
 
 
 def factorial(score):
@@ -185,8 +208,10 @@ def factorial(score):
             for scaling in ("none", "attnscale"):
                 for init in ("timm", "skipless"):
                     cures = [level for level in (graying, scaling, init) if level not in ("none", "timm")]
-                    rows.append({"skip": skip, "seed": 0, "graying": graying, "scaling": scaling, "init": init}
-                                | dict.fromkeys(scaling_survey.MEASURES, score(skip, cures)))
+                    rows.append(
+                        {"skip": skip, "seed": 0, "graying": graying, "scaling": scaling, "init": init}
+                        | dict.fromkeys(scaling_survey.MEASURES, score(skip, cures))
+                    )
     return pandas.DataFrame(rows)
 
 
@@ -201,7 +226,10 @@ def test_cures_that_add_up_are_found_to():
     assert len(comparison) == 8 and (comparison.gain == comparison.parts).all()
     assert comparison.spread.tolist()[:4] == [2, 2, 2, pytest.approx(8**0.5)]
     counts = scaling_survey.adding_up(comparison, 0.1)
-    assert counts["not told from the sum"].tolist() == [4, 4] and counts["better than the best alone"].tolist() == [4, 4]
+    assert counts["not told from the sum"].tolist() == [4, 4] and counts["better than the best alone"].tolist() == [
+        4,
+        4,
+    ]
 
 
 def test_cures_that_do_the_same_thing_are_found_to():
@@ -214,22 +242,35 @@ def test_cures_that_do_the_same_thing_are_found_to():
 
 
 def test_what_the_factorial_supports_is_said_from_the_noise_up():
-    tables = {name: factorial(lambda skip, cures: 50 + worth([WORTH[cure] for cure in cures])) for name, worth in
-              (("add", sum), ("same", lambda parts: max(parts, default=0)))}
-    said = {(name, sd): "\n".join(scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), sd))
-            for name, table in tables.items() for sd in (0.1, 1.0, 100.0)}
+    tables = {
+        name: factorial(lambda skip, cures: 50 + worth([WORTH[cure] for cure in cures]))
+        for name, worth in (("add", sum), ("same", lambda parts: max(parts, default=0)))
+    }
+    said = {
+        (name, sd): "\n".join(
+            scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), sd)
+        )
+        for name, table in tables.items()
+        for sd in (0.1, 1.0, 100.0)
+    }
     assert "gains up to 2.8 points" in said["add", 1.0] and "up to 4.0 (2 cures), 5.7 (3 cures)" in said["add", 1.0]
     assert "no SAB skip: beyond noise alone: skipless init +10.0, AttnScale +3.0" in said["add", 1.0]
     assert "; DCT graying + AttnScale" in said["add", 0.1] and "best alone: 0 of 4" in said["add", 0.1]
     assert "beyond noise: none of 4" in said["same", 0.1] and "best alone: 0 of 4" in said["same", 0.1]
     assert "no cure" in said["add", 100.0] and "best alone: 4 of 4" in said["add", 100.0]
     table = tables["add"]
-    assert "not known" in scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), 0.0)[0]
+    assert (
+        "not known"
+        in scaling_survey.supported(scaling_survey.single_effects(table), scaling_survey.together(table), 0.0)[0]
+    )
 
 
 def test_the_place_of_a_rate_in_its_grid():
     assert [scaling_survey.place_in_grid(rate, [1e-3, 3e-3, 1e-2]) for rate in (1e-3, 3e-3, 1e-2)] == [
-        "the smallest tried", "not at the edge of those tried", "the largest tried"]
+        "the smallest tried",
+        "not at the edge of those tried",
+        "the largest tried",
+    ]
     assert scaling_survey.place_in_grid(1e-3, [1e-3]) == "the only one tried"
 
 
@@ -239,11 +280,20 @@ def test_how_far_scalings_moved():
         for model in models.values():
             for name, parameter in scaling_parameters(model).items():
                 parameter.fill_({"s": -0.25, "t": 0.125}.get(name.rpartition(".")[2], 0.5))
-    arms = {"plain": []} | {arm: [SimpleNamespace(load_model=lambda model=model: model)] for arm, model in models.items()}
-    scores = pandas.DataFrame([{"model": model, "seed": seed, "final_test_top1": 50 + seed * gain} for model in "ab" for seed in (0, 1)
-                               for gain in ((0, 0.5) if model == "a" else (0, 9))])
+    arms = {"plain": []} | {
+        arm: [SimpleNamespace(load_model=lambda model=model: model)] for arm, model in models.items()
+    }
+    scores = pandas.DataFrame(
+        [
+            {"model": model, "seed": seed, "final_test_top1": 50 + seed * gain}
+            for model in "ab"
+            for seed in (0, 1)
+            for gain in ((0, 0.5) if model == "a" else (0, 9))
+        ]
+    )
     assert scaling_survey.moved(scores, arms, "a") == (
-        "a: mean |ω| 0.5, |s| 0.25, |t| 0.12; with the same seed its 3 arms lie at most 0.50 points apart")
+        "a: mean |ω| 0.5, |s| 0.25, |t| 0.12; with the same seed its 3 arms lie at most 0.50 points apart"
+    )
 
 
 def test_the_spread_of_gain_minus_parts():
@@ -263,9 +313,13 @@ def test_a_missing_run_is_named():
 
 
 def test_learned_statistics():
-    rows = [{"layers": layers, "seed": 3, "scale": scale, "layer": layer, "index": index, "value": value + noise}
-            for layers in ("12", "24") for scale, values in {"ω": [1, 3, 2], "s": [0, 0, 0], "t": [1, 2, 3]}.items()
-            for layer, value in enumerate(values, start=1) for index, noise in enumerate((-5.0, 5.0))]
+    rows = [
+        {"layers": layers, "seed": 3, "scale": scale, "layer": layer, "index": index, "value": value + noise}
+        for layers in ("12", "24")
+        for scale, values in {"ω": [1, 3, 2], "s": [0, 0, 0], "t": [1, 2, 3]}.items()
+        for layer, value in enumerate(values, start=1)
+        for index, noise in enumerate((-5.0, 5.0))
+    ]
     found = scaling_survey.learned_statistics(pandas.DataFrame(rows))
     assert found.loc[("24", 3)].to_dict() == pytest.approx({"omega_grows": 0.5, "t_above_s": 2.0, "gap_grows": 1.0})
     assert len(found) == 2
@@ -273,9 +327,15 @@ def test_learned_statistics():
 
 def fake_run(arm, rate, seed):
     """Return a run whose plain validation score is best at rate 0.1, and whose test score tells its arm and seed."""
-    config = loop.TrainConfig("fashion_mnist", "vit", seed=seed, epochs=1, learning_rate=rate, model_args=scaling_survey.ARGUMENTS[arm])
+    config = loop.TrainConfig(
+        "fashion_mnist", "vit", seed=seed, epochs=1, learning_rate=rate, model_args=scaling_survey.ARGUMENTS[arm]
+    )
     test = 10 * seed + list(scaling_survey.ARGUMENTS).index(arm)
-    result = {"validation_top1": test - abs(rate - 0.1), "final_test_top1": None if seed == 9 else test, "divergence": None}
+    result = {
+        "validation_top1": test - abs(rate - 0.1),
+        "final_test_top1": None if seed == 9 else test,
+        "divergence": None,
+    }
     return runs.Run(config, f"{arm} {rate} {seed}", None, result, [])
 
 
@@ -289,11 +349,15 @@ def test_compare_tunes_on_the_plain_arm_and_pairs_by_seed(monkeypatch):
         return [fake_run(arm, config.learning_rate, config.seed) for arm, config in zip(arms, configs)]
 
     monkeypatch.setattr(runs, "load_or_run", load_or_run)
-    arms = scaling_survey.compare(lambda arm, rate, seed: fake_run(arm, rate, seed).config, [0.01, 0.1], [1, 2, 9],
-                                  respecting=True, workers=0)
+    arms = scaling_survey.compare(
+        lambda arm, rate, seed: fake_run(arm, rate, seed).config, [0.01, 0.1], [1, 2, 9], respecting=True, workers=0
+    )
     assert asked == [6, 9] and list(arms) == [*scaling_survey.ARMS, scaling_survey.RESPECTING]
-    assert all(run.config.learning_rate == 0.1 and run.config.seed == seed for found in arms.values()
-               for run, seed in zip(found, [1, 2, 9], strict=True))
+    assert all(
+        run.config.learning_rate == 0.1 and run.config.seed == seed
+        for found in arms.values()
+        for run, seed in zip(found, [1, 2, 9], strict=True)
+    )
     assert arms["FeatScale"][1].hash == "FeatScale 0.1 2"
     assert arms[scaling_survey.RESPECTING][0].hash == "AttnScale, respecting 0.1 1"
     table = scaling_survey.scores({"a": arms, "b": arms})
@@ -303,16 +367,37 @@ def test_compare_tunes_on_the_plain_arm_and_pairs_by_seed(monkeypatch):
 
 
 def test_every_figure_is_drawn():
-    arms = pandas.DataFrame([{"model": model, "arm": arm, "gain": gain} for model in ("a", "b") for arm in ("AttnScale", "FeatScale")
-                             for gain in (0.1, -0.2)])
-    scales = pandas.concat([scaling_survey.learned(small("vit", kind)).assign(layers=f"{depth} layers") for kind in
-                            ("attnscale", "featscale") for depth in (3, 4)])
-    layers = pandas.concat([scaling_survey.by_layer(small("vit"), IMAGES).assign(layers="3 layers", arm=arm) for arm in scaling_survey.ARMS])
+    arms = pandas.DataFrame(
+        [
+            {"model": model, "arm": arm, "gain": gain}
+            for model in ("a", "b")
+            for arm in ("AttnScale", "FeatScale")
+            for gain in (0.1, -0.2)
+        ]
+    )
+    scales = pandas.concat(
+        [
+            scaling_survey.learned(small("vit", kind)).assign(layers=f"{depth} layers")
+            for kind in ("attnscale", "featscale")
+            for depth in (3, 4)
+        ]
+    )
+    layers = pandas.concat(
+        [
+            scaling_survey.by_layer(small("vit"), IMAGES).assign(layers="3 layers", arm=arm)
+            for arm in scaling_survey.ARMS
+        ]
+    )
     table = factorial(lambda skip, cures: 50.0 + len(cures)).assign(log_kappa=float("nan"))
     comparison, effects = scaling_survey.together(table), scaling_survey.single_effects(table)
-    figures = [scaling_figures.gains(arms), scaling_figures.learned(scales), scaling_figures.by_layer(layers),
-               scaling_figures.spectra({"plain": scaling_survey.band_gains(small("vit"), IMAGES)}),
-               scaling_figures.factorial(table), scaling_figures.adding(effects, comparison, 1.0, 2.0)]
+    figures = [
+        scaling_figures.gains(arms),
+        scaling_figures.learned(scales),
+        scaling_figures.by_layer(layers),
+        scaling_figures.spectra({"plain": scaling_survey.band_gains(small("vit"), IMAGES)}),
+        scaling_figures.factorial(table),
+        scaling_figures.adding(effects, comparison, 1.0, 2.0),
+    ]
     assert all(figure.axes for figure in figures)
     for figure in figures:
         figure.canvas.draw()

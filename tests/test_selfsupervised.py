@@ -14,9 +14,20 @@ from lib.training import checkpoint, loop, selfsupervised
 from lib.training.selfsupervised import MaeConfig, build_model, pretrain
 from lib.transforms.graying import patchify, unpatchify
 
-TINY = MaeConfig(data="fashion_mnist", model="vit", model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
-                 seed=3, epochs=3, learning_rate=3e-3, train_images=200, test_images=100, batch_size=32, decoder_dim=16,
-                 decoder_depth=1, decoder_heads=2)
+TINY = MaeConfig(
+    data="fashion_mnist",
+    model="vit",
+    model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
+    seed=3,
+    epochs=3,
+    learning_rate=3e-3,
+    train_images=200,
+    test_images=100,
+    batch_size=32,
+    decoder_dim=16,
+    decoder_depth=1,
+    decoder_heads=2,
+)
 
 
 def but(**changes):
@@ -62,7 +73,9 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 
 def test_graying_changes_what_the_encoder_sees_and_not_what_it_predicts(tmp_path):
-    plain, grayed = (pretrain(but(epochs=1, graying=method, epsilon=0.5), tmp_path / method) for method in ("none", "svd"))
+    plain, grayed = (
+        pretrain(but(epochs=1, graying=method, epsilon=0.5), tmp_path / method) for method in ("none", "svd")
+    )
     assert plain["history"] != grayed["history"]
     model, images = build_model(TINY).eval(), torch.randn(4, 1, 28, 28)
     losses = []
@@ -74,7 +87,9 @@ def test_graying_changes_what_the_encoder_sees_and_not_what_it_predicts(tmp_path
     torch.manual_seed(0)
     predicts_the_mean = model(2 * images, images)
     assert losses[0] != losses[1]
-    assert predicts_the_mean.item() == pytest.approx(48 / 49, abs=1e-3)  # variance of normalised pixels, n and not n - 1
+    assert predicts_the_mean.item() == pytest.approx(
+        48 / 49, abs=1e-3
+    )  # variance of normalised pixels, n and not n - 1
 
 
 @torch.no_grad()
@@ -113,8 +128,13 @@ def test_bad_settings_are_named():
 
 def test_a_loss_that_breaks_is_a_result_and_the_last_whole_epoch_is_kept(tmp_path, monkeypatch):
     loss = selfsupervised._Pretraining._loss
-    monkeypatch.setattr(selfsupervised._Pretraining, "_loss",
-                        lambda self, images, count: loss(self, images, count) * (float("nan") if self.epoch == 2 and self.model.training else 1))
+    monkeypatch.setattr(
+        selfsupervised._Pretraining,
+        "_loss",
+        lambda self, images, count: (
+            loss(self, images, count) * (float("nan") if self.epoch == 2 and self.model.training else 1)
+        ),
+    )
     result = pretrain(TINY, tmp_path / "broken")
     assert result["divergence"] == {"kind": "non-finite", "epoch": 2, "step": 5}
     assert len(result["history"]) == 2 and result["final_loss"] == result["history"][0]["validation_loss"]
@@ -124,11 +144,12 @@ def test_a_loss_that_breaks_is_a_result_and_the_last_whole_epoch_is_kept(tmp_pat
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_fine_tuning_starts_from_a_stored_run(store, pool):
     arguments = TINY.model_args | {"global_pool": pool}
-    first, = runs.load_or_run(pretrain, [but(model_args=arguments)], workers=0)
+    (first,) = runs.load_or_run(pretrain, [but(model_args=arguments)], workers=0)
     assert runs.load_or_run(pretrain, [but(model_args=arguments)], workers=0) == [first]
-    config = dataclasses.replace(SUPERVISED, model_args=arguments, initial=f"pretrain/{first.hash}", learning_rate=1e-9,
-                                 epochs=1, img_size=None)
-    fine, = runs.load_or_run(loop.train, [config], workers=0)
+    config = dataclasses.replace(
+        SUPERVISED, model_args=arguments, initial=f"pretrain/{first.hash}", learning_rate=1e-9, epochs=1, img_size=None
+    )
+    (fine,) = runs.load_or_run(loop.train, [config], workers=0)
     stored, start = checkpoint.read(fine.folder / "model.safetensors"), weights(first.folder)
     assert all(torch.allclose(stored[name], start[name], atol=1e-6) for name in start)
     assert {name.split(".")[0] for name in stored.keys() - start.keys()} <= {"head", "norm", "fc_norm"}

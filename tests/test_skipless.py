@@ -22,14 +22,22 @@ from lib.training.run import build_optimizer
 
 def vit(init=SkiplessInit(), **arguments):
     torch.manual_seed(0)
-    sizes = {"num_classes": 10, "img_size": 28, "in_chans": 1, "embed_dim": 48, "num_heads": 4, "depth": 2, "patch_size": 7}
+    sizes = {
+        "num_classes": 10,
+        "img_size": 28,
+        "in_chans": 1,
+        "embed_dim": 48,
+        "num_heads": 4,
+        "depth": 2,
+        "patch_size": 7,
+    }
     return create_model("vit", init=init, **sizes | arguments)
 
 
 def weights(attention):
     """W_Q, W_K, W_V, W_O in float64, to be multiplied from the right."""
     qkv, d = attention.qkv.weight.detach().double().numpy(), attention.proj.weight.shape[0]
-    return qkv[:d].T, qkv[d:2 * d].T, qkv[2 * d:].T, attention.proj.weight.detach().double().numpy().T
+    return qkv[:d].T, qkv[d : 2 * d].T, qkv[2 * d :].T, attention.proj.weight.detach().double().numpy().T
 
 
 @pytest.mark.parametrize("c", [0.1, 1, 3])
@@ -137,8 +145,15 @@ def test_a_run_may_start_so_and_its_seed_decides_the_weights(heads):
 @pytest.mark.slow
 def test_it_rescues_a_deep_model_without_skips(tmp_path):
     """DESIGN.md's table: at depth 12 the default initialisation stays near chance, this one learns."""
-    config = dataclasses.replace(TINY, skip="none", learning_rate=1e-3, epochs=3, train_images=1000, test_images=500,
-                                 model_args=TINY.model_args | {"depth": 12, "embed_dim": 32})
+    config = dataclasses.replace(
+        TINY,
+        skip="none",
+        learning_rate=1e-3,
+        epochs=3,
+        train_images=1000,
+        test_images=500,
+        model_args=TINY.model_args | {"depth": 12, "embed_dim": 32},
+    )
     default = loop.train(config, tmp_path / "default")
     rescued = loop.train(dataclasses.replace(config, skipless={"alpha": 2.0}), tmp_path / "skipless")
     assert rescued["test_top1"] > default["test_top1"] + 15

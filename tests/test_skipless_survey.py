@@ -24,8 +24,12 @@ INIT = {"alpha": 2.0, "beta": 0.6, "c": 3.0}
 
 
 def model(skip="none", skipless=INIT, depth=3):
-    config = dataclasses.replace(TINY, skip=skip, skipless=skipless,
-                                 model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": depth})
+    config = dataclasses.replace(
+        TINY,
+        skip=skip,
+        skipless=skipless,
+        model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": depth},
+    )
     return loop.build_model(config)
 
 
@@ -65,7 +69,7 @@ def test_the_report_measures_what_it_says():
     block, x = next(skipless_survey.follow(net, images()))
     z, d = block.norm1(x), 16
     weight = block.attn.qkv.weight.numpy()
-    w_q, w_k, w_v = (weight[part * d:(part + 1) * d].T for part in range(3))
+    w_q, w_k, w_v = (weight[part * d : (part + 1) * d].T for part in range(3))
     maps, margins = [], []
     for image in z.numpy():
         for head in range(2):
@@ -79,11 +83,15 @@ def test_the_report_measures_what_it_says():
     assert row.qk_diagonal == pytest.approx(np.mean([np.diag(product) for product in products]))
     assert row.qk_spread == pytest.approx(products[:, ~np.eye(d, dtype=bool)].std(ddof=1))
     assert row.weight == pytest.approx(np.mean([np.diag(attn) for attn in maps]))
-    assert row.dominant == pytest.approx(100 * np.mean(np.array(margins) > 0)) and row.margin == pytest.approx(np.mean(margins))
+    assert row.dominant == pytest.approx(100 * np.mean(np.array(margins) > 0)) and row.margin == pytest.approx(
+        np.mean(margins)
+    )
     kappas = sorted(np.log10(np.linalg.cond(attn)) for attn in maps)
     assert row.log10_kappa_a == pytest.approx(kappas[2], rel=1e-3) and row.infinite == 0  # the lower middle of six
     assert row.kappa_vo == pytest.approx(np.linalg.cond(w_v @ block.attn.proj.weight.numpy().T), rel=1e-9)
-    assert list(table.block) == [1, 2, 3] and "log_kappa_k" not in skipless_survey.report(net, images(), jacobians=False)
+    assert list(table.block) == [1, 2, 3] and "log_kappa_k" not in skipless_survey.report(
+        net, images(), jacobians=False
+    )
 
 
 @pytest.mark.parametrize("skip", ["none", "both"])
@@ -99,7 +107,10 @@ def test_the_jacobian_is_the_attentions_with_its_skip_if_it_has_one(skip):
 def test_spectra_are_of_each_block_and_of_their_product():
     net = model("both", {})
     table = skipless_survey.depth_spectra(net, images(), [1, 3])
-    ks = [skipless_survey.jacobian(block, block.norm1(x)[0], True).numpy() for block, x in skipless_survey.follow(net, images())]
+    ks = [
+        skipless_survey.jacobian(block, block.norm1(x)[0], True).numpy()
+        for block, x in skipless_survey.follow(net, images())
+    ]
     values = np.linalg.svd(ks[0], compute_uv=False)
     assert list(table.depth) == [1, 3] and np.allclose(table["values"][0], values / values[0])
     assert table.log_kappa[1] == pytest.approx(np.log(np.linalg.cond(ks[2])), rel=1e-6)
@@ -113,7 +124,8 @@ def test_the_terms_add_up():
     assert found["larger"] in ("through A", "through V")
     larger = found[f"ln κ, {found['larger']}"]
     assert found["difference"] == found["ln κ, K"] - larger and found[f"size {found['larger']}"] == max(
-        found["size through A"], found["size through V"])
+        found["size through A"], found["size through V"]
+    )
 
 
 def test_only_shared_out_triples_add_up_to_the_target():
@@ -159,30 +171,55 @@ def test_the_untrained_score_is_that_of_a_run_that_moves_nothing(tmp_path):
 
 
 def test_what_pre_training_did_to_the_neighbours_is_said():
-    table = pandas.DataFrame([{"optimizer": "adamw", "skip": skip, "depth": depth, "validation_top1": 40.0 + depth + seed, "untrained_top1": 50.0}
-                              for skip, depths in (("both", [8]), ("none", [6, 8])) for depth in depths for seed in (0, 1)])
+    table = pandas.DataFrame(
+        [
+            {
+                "optimizer": "adamw",
+                "skip": skip,
+                "depth": depth,
+                "validation_top1": 40.0 + depth + seed,
+                "untrained_top1": 50.0,
+            }
+            for skip, depths in (("both", [8]), ("none", [6, 8]))
+            for depth in depths
+            for seed in (0, 1)
+        ]
+    )
     others = table.assign(optimizer="soap", validation_top1=0.0)
     assert skipless_survey.neighbours(pandas.concat([table, others]), "adamw", 6) == (
-        "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before")
+        "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before"
+    )
 
 
 def test_what_each_arm_scores_at_its_own_rate_is_said():
-    table = pandas.DataFrame([{"arm": arm, "optimizer": "soap", "learning_rate": rate, "validation_top1": top1, "test_top1": top1 + 1}
-                              for arm, scores in {"skips": (40, 50, 60), "default": (30, 20, 10), "init": (30, 35, 15)}.items()
-                              for rate, top1 in zip((1e-3, 3e-3, 1e-2), scores)])
+    table = pandas.DataFrame(
+        [
+            {"arm": arm, "optimizer": "soap", "learning_rate": rate, "validation_top1": top1, "test_top1": top1 + 1}
+            for arm, scores in {"skips": (40, 50, 60), "default": (30, 20, 10), "init": (30, 35, 15)}.items()
+            for rate, top1 in zip((1e-3, 3e-3, 1e-2), scores)
+        ]
+    )
     assert skipless_survey.own_rates(table, {"soap": 1e-2}, {"default": "bare", "init": "ours"}, {"soap": "SOAP"}) == [
         "SOAP: the arm with skips is best at 0.01, the largest tried",
         "  bare: 11.0 % there; at its own best, 0.001 (the smallest tried), 31.0 %",
         "  ours: 16.0 % there; at its own best, 0.003 (not at the edge of those tried), 36.0 %",
-        "  so this init adds +5.0 points at the rate of the verdicts, and +5.0 where each arm has its own"]
+        "  so this init adds +5.0 points at the rate of the verdicts, and +5.0 where each arm has its own",
+    ]
 
 
 def test_the_best_reading_is_compared_with_the_chosen_one():
     scores = {skipless_survey.CHOSEN: (40.0, 42.0), "MLP orthogonal": (45.0, 45.0)}
-    table = pandas.DataFrame([{"reading": name, "seed": seed, "test_top1": top1} for name, both in scores.items() for seed, top1 in enumerate(both)])
+    table = pandas.DataFrame(
+        [
+            {"reading": name, "seed": seed, "test_top1": top1}
+            for name, both in scores.items()
+            for seed, top1 in enumerate(both)
+        ]
+    )
     assert skipless_survey.best_reading(table) == (
         "of 2 readings the best is MLP orthogonal, 45.0 ± 0.0 %: +4.0 ± 1.4 points from the chosen one (a Z for each head, MLP scaled), "
-        "41.0 ± 1.4 %, over 2 seed(s)")
+        "41.0 ± 1.4 %, over 2 seed(s)"
+    )
     worse = table.assign(test_top1=table.test_top1.where(table.reading == skipless_survey.CHOSEN, 0.0))
     assert "the chosen one (a Z for each head, MLP scaled) is best: 41.0 ± 1.4 %" in skipless_survey.best_reading(worse)
 
@@ -193,20 +230,41 @@ def test_the_spread_is_over_all_settings_of_a_seed():
 
 
 def dense_table(data="voc2012"):
-    return pandas.DataFrame([
-        {"arm": arm, "depth": depth, "seed": seed, "dense": dense, "discovery": discovery, "similarity": 0.5 if dense == "none" else None,
-         "miou_single": None if dense == "none" else 10.0 * seed + depth, "miou_multi": None if dense == "none" else 50.0,
-         "corloc": 40.0 + seed if dense == "none" else None}
-        for arm, depths in (("skips", [4]), ("skipless", [3, 4])) for depth in depths for seed in (0, 1)
-        for dense, discovery in ((data, "none"), ("none", data))])
+    return pandas.DataFrame(
+        [
+            {
+                "arm": arm,
+                "depth": depth,
+                "seed": seed,
+                "dense": dense,
+                "discovery": discovery,
+                "similarity": 0.5 if dense == "none" else None,
+                "miou_single": None if dense == "none" else 10.0 * seed + depth,
+                "miou_multi": None if dense == "none" else 50.0,
+                "corloc": 40.0 + seed if dense == "none" else None,
+            }
+            for arm, depths in (("skips", [4]), ("skipless", [3, 4]))
+            for depth in depths
+            for seed in (0, 1)
+            for dense, discovery in ((data, "none"), ("none", data))
+        ]
+    )
 
 
 def test_values_go_to_the_claims_of_their_data_only():
     paper = skipless_survey.dense_values(dense_table(), "imagenet-1k", 4)
-    assert set(paper) == {f"cut.dino.{place}.{arm}" for place in ("voc.single", "voc.multi", "tokencut.voc") for arm in ("skips", "skipless")}
-    assert paper["cut.dino.voc.single.skips"].tolist() == [4, 14] and paper["cut.dino.tokencut.voc.skipless"].tolist() == [40, 41]
+    assert set(paper) == {
+        f"cut.dino.{place}.{arm}"
+        for place in ("voc.single", "voc.multi", "tokencut.voc")
+        for arm in ("skips", "skipless")
+    }
+    assert paper["cut.dino.voc.single.skips"].tolist() == [4, 14] and paper[
+        "cut.dino.tokencut.voc.skipless"
+    ].tolist() == [40, 41]
     repro = skipless_survey.dense_values(dense_table(), "tiny-imagenet", 4)
-    assert set(repro) == {f"cut.repro.dino.{place}.{arm}" for place in ("voc", "tokencut") for arm in ("skips", "skipless")}
+    assert set(repro) == {
+        f"cut.repro.dino.{place}.{arm}" for place in ("voc", "tokencut") for arm in ("skips", "skipless")
+    }
     assert set(paper) | set(repro) <= set(ledger.claims())
     assert not skipless_survey.dense_values(dense_table("composed"), "imagenet-1k", 4)
     assert not skipless_survey.dense_values(dense_table(), "fashion_mnist", 4)
@@ -224,8 +282,16 @@ def test_a_dense_table_of_runs():
     pretrained = SimpleNamespace(config=SimpleNamespace(skip="none", model_args={"depth": 4}, seed=2))
     table = skipless_survey.dense_table([runs.Run(config, "x", None, {"miou_single": 5.0}, [])], {"abc": pretrained})
     assert table.iloc[0].to_dict() | {"miou_multi": 0, "corloc": 0, "similarity": 0} == {
-        "arm": "skipless", "depth": 4, "seed": 2, "dense": "composed", "discovery": "none", "miou_single": 5.0, "miou_multi": 0,
-        "corloc": 0, "similarity": 0}
+        "arm": "skipless",
+        "depth": 4,
+        "seed": 2,
+        "dense": "composed",
+        "discovery": "none",
+        "miou_single": 5.0,
+        "miou_multi": 0,
+        "corloc": 0,
+        "similarity": 0,
+    }
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------
@@ -240,28 +306,69 @@ def drawn(figure):
 
 
 def test_every_figure_is_drawn_from_what_the_survey_returns():
-    spectra = pandas.concat([skipless_survey.depth_spectra(model("both" if arm == "skips" else "none"), images(), [1, 2]).assign(
-        arm=arm, seed=0) for arm in ARMS])
+    spectra = pandas.concat(
+        [
+            skipless_survey.depth_spectra(model("both" if arm == "skips" else "none"), images(), [1, 2]).assign(
+                arm=arm, seed=0
+            )
+            for arm in ARMS
+        ]
+    )
     axes = drawn(skipless_figures.spectra(spectra, ARMS, 1))
     assert len(axes) == 3 and len(axes[0].lines) == 2
-    reports = pandas.concat([skipless_survey.report(model(), images()).assign(arm=arm, seed=seed) for arm in ARMS for seed in (0, 1)])
+    reports = pandas.concat(
+        [skipless_survey.report(model(), images()).assign(arm=arm, seed=seed) for arm in ARMS for seed in (0, 1)]
+    )
     assert drawn(skipless_figures.attention({"map": torch.eye(5)}, reports, ARMS, 5))[1].get_ylim() == (0, 1)
-    curves = pandas.DataFrame([{"arm": arm, "optimizer": optimizer, "seed": seed, "steps": step, "seconds": 2.0 * step, "validation_top1": 10.0}
-                               for arm in ARMS for optimizer in ("adamw", "soap") for seed in (0, 1) for step in (0, 5)])
+    curves = pandas.DataFrame(
+        [
+            {
+                "arm": arm,
+                "optimizer": optimizer,
+                "seed": seed,
+                "steps": step,
+                "seconds": 2.0 * step,
+                "validation_top1": 10.0,
+            }
+            for arm in ARMS
+            for optimizer in ("adamw", "soap")
+            for seed in (0, 1)
+            for step in (0, 5)
+        ]
+    )
     assert len(drawn(skipless_figures.training(curves, ARMS, {"adamw": "AdamW", "soap": "SOAP"}))) == 4
-    scan = pandas.DataFrame([{"arm": arm, "optimizer": "soap", "learning_rate": rate, "test_top1": 50.0} for arm in ARMS for rate in (1e-3, 1e-2)])
+    scan = pandas.DataFrame(
+        [
+            {"arm": arm, "optimizer": "soap", "learning_rate": rate, "test_top1": 50.0}
+            for arm in ARMS
+            for rate in (1e-3, 1e-2)
+        ]
+    )
     assert len(drawn(skipless_figures.rates(scan, ARMS, {"soap": "SOAP"}, {"soap": 1e-3}))) == 1
-    table = pandas.DataFrame([{"name": name, "value": value, "seed": seed, "test_top1": 50.0 + seed} for name in INIT
-                              for value in (1.0, 2.0) for seed in (0, 1)])
-    readings = pandas.DataFrame([{"reading": name, "seed": seed, "test_top1": 50.0} for name in skipless_survey.READINGS for seed in (0, 1)])
+    table = pandas.DataFrame(
+        [
+            {"name": name, "value": value, "seed": seed, "test_top1": 50.0 + seed}
+            for name in INIT
+            for value in (1.0, 2.0)
+            for seed in (0, 1)
+        ]
+    )
+    readings = pandas.DataFrame(
+        [{"reading": name, "seed": seed, "test_top1": 50.0} for name in skipless_survey.READINGS for seed in (0, 1)]
+    )
     assert len(drawn(skipless_figures.sensitivity(table, INIT, readings, {"with skips": [60.0]}))) == 4
     metrics = {"miou_single": "mIoU (%)", "corloc": "CorLoc (%)"}
-    assert len(drawn(skipless_figures.dense(dense_table(), metrics, {"skips": "with skips", "skipless": "without"}))) == 2
+    assert (
+        len(drawn(skipless_figures.dense(dense_table(), metrics, {"skips": "with skips", "skipless": "without"}))) == 2
+    )
 
 
 def test_pictures_show_every_scene_and_model_and_masks_where_there_are_some():
     boxes = np.array([[1.0, 1, 5, 5]])
-    scenes = [Scene(np.zeros((channels, 14, 14), np.uint8), mask, boxes) for channels, mask in ((1, np.zeros((14, 14), int)), (3, None))]
+    scenes = [
+        Scene(np.zeros((channels, 14, 14), np.uint8), mask, boxes)
+        for channels, mask in ((1, np.zeros((14, 14), int)), (3, None))
+    ]
     colours = {name: torch.rand(2, 2, 2, 3) for name in ("a", "b")}
     axes = drawn(skipless_figures.pictures(scenes, colours, {name: [boxes[0], boxes[0]] for name in colours}))
     assert len(axes) == 8 and len(axes[2].patches) == 2

@@ -78,26 +78,47 @@ def cluster(tmp_path_factory):
     (folder / "key").chmod(0o600)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     ports = free_port(), free_port()
-    (folder / "slurm.conf").write_text(SETTINGS.format(
-        host=socket.gethostname().split(".")[0], folder=folder, ports=ports, cores=os.cpu_count(),
-        memory=max(16000, memory)))  # declared at least as large as the jobs ask for; SLURM only books it
+    (folder / "slurm.conf").write_text(
+        SETTINGS.format(
+            host=socket.gethostname().split(".")[0],
+            folder=folder,
+            ports=ports,
+            cores=os.cpu_count(),
+            memory=max(16000, memory),
+        )
+    )  # declared at least as large as the jobs ask for; SLURM only books it
     environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     MUNGE.parent.mkdir(exist_ok=True)
-    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/key", f"--socket={MUNGE}", f"--pid-file={folder}/munge.pid",
-              f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"]
+    munged = [
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={folder}/key",
+        f"--socket={MUNGE}",
+        f"--pid-file={folder}/munge.pid",
+        f"--log-file={folder}/munge.log",
+        f"--seed-file={folder}/munge.seed",
+    ]
     slurmd = ["slurmd", "-D", "--conf-server", f"127.0.0.1:{ports[0]}"]
     programs = []
     with open(folder / "log", "w") as log:
         try:
-            for command, ready in ((munged, lambda: MUNGE.exists()),
-                                   (["slurmctld", "-D"], lambda: up(environment)), (slurmd, lambda: idle(environment))):
+            for command, ready in (
+                (munged, lambda: MUNGE.exists()),
+                (["slurmctld", "-D"], lambda: up(environment)),
+                (slurmd, lambda: idle(environment)),
+            ):
                 # slurmd fetches its configuration from slurmctld and leaves it where the jobs' srun looks for it.
-                visible = {name: value for name, value in environment.items() if (name, command[0]) != ("SLURM_CONF", "slurmd")}
+                visible = {
+                    name: value for name, value in environment.items() if (name, command[0]) != ("SLURM_CONF", "slurmd")
+                }
                 programs.append(subprocess.Popen(command, env=visible, stdout=log, stderr=log))
                 try:
                     wait_for(ready, 60, command[0])
                 except TimeoutError:
-                    refuse(f"SLURM cannot start here: {command[0]} is not ready; {(folder / 'log').read_text()[-1500:]}")
+                    refuse(
+                        f"SLURM cannot start here: {command[0]} is not ready; {(folder / 'log').read_text()[-1500:]}"
+                    )
             yield environment
         finally:
             for program in reversed(programs):
@@ -110,7 +131,10 @@ def up(environment):
 
 
 def idle(environment):
-    return subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True).stdout.strip() == "idle"
+    return (
+        subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True).stdout.strip()
+        == "idle"
+    )
 
 
 def running(environment):
@@ -121,15 +145,36 @@ def running(environment):
 
 def test_a_job_cancelled_in_the_middle_is_resumed_by_the_next_run(cluster, tmp_path):
     environment = cluster | {"COMPANION_RUNS": str(tmp_path / "runs")}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path),
-               "--profile", str(ROOT / "workflow" / "profiles" / "slurm"), "--latency-wait", "20",
-               "--slurm-init-seconds-before-status-checks", "2", "--config", "preset=smoke", "--", *TARGETS]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+        "--directory",
+        str(tmp_path),
+        "--profile",
+        str(ROOT / "workflow" / "profiles" / "slurm"),
+        "--latency-wait",
+        "20",
+        "--slurm-init-seconds-before-status-checks",
+        "2",
+        "--config",
+        "preset=smoke",
+        "--",
+        *TARGETS,
+    ]
     with open(tmp_path / "first.log", "w") as log:
         first = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         # Checkpoints appear while the first notebook trains; its job is cancelled then.
-        wait_for(lambda: list((tmp_path / "runs").glob("train/*/metrics.jsonl")) or first.poll() is not None, 600, "a run")
-        job = wait_for(lambda: next((job for comment, job in running(environment).items() if "01_skip" in comment), None),
-                       60, "the job of notebook 01")
+        wait_for(
+            lambda: list((tmp_path / "runs").glob("train/*/metrics.jsonl")) or first.poll() is not None, 600, "a run"
+        )
+        job = wait_for(
+            lambda: next((job for comment, job in running(environment).items() if "01_skip" in comment), None),
+            60,
+            "the job of notebook 01",
+        )
         subprocess.run(["scancel", job], env=environment, check=True)
         assert first.wait(900) != 0
     said = (tmp_path / "first.log").read_text()

@@ -45,7 +45,9 @@ def test_signal_spectrum_is_the_dft_and_splits_into_dc_and_hc(n, d, seed):
     amplitude = spectral.signal_spectrum(x)
     np.testing.assert_allclose(amplitude, np.linalg.norm(dft(n) @ x.numpy(), axis=-1), atol=1e-12)
     torch.testing.assert_close(amplitude[..., 0], torch.linalg.matrix_norm(spectral.dc(x)))
-    torch.testing.assert_close(amplitude[..., 1:].norm(dim=-1), torch.linalg.matrix_norm(spectral.hc(x)), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        amplitude[..., 1:].norm(dim=-1), torch.linalg.matrix_norm(spectral.hc(x)), atol=1e-12, rtol=1e-12
+    )
 
 
 @fast
@@ -54,7 +56,9 @@ def test_frequency_response_equals_the_explicit_product(n, seed, scale):
     attn = maps(n, seed, scale)
     response = dft(n) @ attn.numpy() @ dft(n).conj().T
     for side, axis in (("output", -1), ("input", -2)):
-        np.testing.assert_allclose(spectral.frequency_response(attn, side), np.linalg.norm(response, axis=axis), atol=1e-10)
+        np.testing.assert_allclose(
+            spectral.frequency_response(attn, side), np.linalg.norm(response, axis=axis), atol=1e-10
+        )
 
 
 def test_frequency_response_of_uniform_identity_and_shift():
@@ -76,7 +80,9 @@ def test_the_two_sides_differ():
 def cosines(x):
     """Mean cosine between different rows, pair by pair."""
     n = len(x)
-    return np.mean([x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j]) for i in range(n) for j in range(n) if i != j])
+    return np.mean(
+        [x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j]) for i in range(n) for j in range(n) if i != j]
+    )
 
 
 @fast
@@ -138,7 +144,9 @@ def wrong_sum():
         (torch.eye(2, dtype=torch.int64), r"torch\.int64.*allowed"),
     ],
 )
-@pytest.mark.parametrize("function", [spectral.frequency_response, spectral.attention_similarity, spectral.check_attention])
+@pytest.mark.parametrize(
+    "function", [spectral.frequency_response, spectral.attention_similarity, spectral.check_attention]
+)
 def test_bad_attention_is_refused_in_one_line(attn, words, function):
     with pytest.raises(InputError, match=words) as error:
         function(attn)
@@ -148,7 +156,11 @@ def test_bad_attention_is_refused_in_one_line(attn, words, function):
 def test_rows_rounded_to_half_precision_pass():
     for scale in (0, 1, 5, 1000):
         for dtype in spectral.ROW_SUM_TOLERANCE:
-            spectral.check_attention(torch.softmax(scale * torch.randn(4, 785, 785, generator=torch.Generator().manual_seed(0)).to(dtype), -1))
+            spectral.check_attention(
+                torch.softmax(
+                    scale * torch.randn(4, 785, 785, generator=torch.Generator().manual_seed(0)).to(dtype), -1
+                )
+            )
 
 
 @pytest.mark.parametrize("x", [torch.ones(3), torch.empty(2, 0, 3), torch.ones(2, 2, dtype=torch.int64)])
@@ -172,4 +184,6 @@ def test_the_constant_band_nearly_always_wins(n, seed, scale):
     assert (gains[..., 0] >= 1 - 1e-12).all() and (gains.square().mean(dim=-1) <= 1 + 1e-12).all()
     upper = gains[..., torch.fft.fftfreq(n).abs() > 0.25].mean(dim=-1)
     for times in (1, 2):
-        assert spectral.low_pass_share(gains, times) == pytest.approx(100 * (gains[..., 0] > times * upper).double().mean())
+        assert spectral.low_pass_share(gains, times) == pytest.approx(
+            100 * (gains[..., 0] > times * upper).double().mean()
+        )

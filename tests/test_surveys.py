@@ -67,7 +67,7 @@ def test_an_unknown_statement_is_named():
 @pytest.mark.parametrize("claim", surveys.SHARES)
 def test_shares_lie_where_their_rule_asks(claim):
     rule = ledger.claims()[claim].rule
-    share, = surveys.survey(claim, 300).share.values
+    (share,) = surveys.survey(claim, 300).share.values
     assert share < rule.test.threshold if rule.test.op == "below" else share > rule.test.threshold
 
 
@@ -85,7 +85,9 @@ def test_a_judgement_carries_its_gradient():
     assert check.slack == pytest.approx(-math.log(1.5)) and x.grad.item() == pytest.approx(1 / 3)
     for search in (surveys._approach, surveys._floor):
         logits, z = torch.randn(6, 6, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64) + 3
-        assert torch.autograd.gradcheck(lambda p, z, f=search: f(torch.softmax(p, 1), z).log_ratio, (logits.requires_grad_(), z.requires_grad_()))
+        assert torch.autograd.gradcheck(
+            lambda p, z, f=search: f(torch.softmax(p, 1), z).log_ratio, (logits.requires_grad_(), z.requires_grad_())
+        )
 
 
 def test_searches_check_what_the_statements_do():
@@ -97,7 +99,10 @@ def test_searches_check_what_the_statements_do():
     attn = torch.softmax(logits, dim=1)
     z = x[:, :1] - bounds.stationary_distribution(attn) @ x[:, :1]
     assert surveys._floor(attn, x[:, :1]).bound == pytest.approx(bounds.low_pass_limit(attn, z, "floor").bound)
-    assert bounds.low_pass_limit(attn, x[:, :1] + 3).holds and surveys._approach(attn, x[:, :1] + 3, steps=40).measured < 1e-6
+    assert (
+        bounds.low_pass_limit(attn, x[:, :1] + 3).holds
+        and surveys._approach(attn, x[:, :1] + 3, steps=40).measured < 1e-6
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -148,8 +153,11 @@ def test_the_product_is_last_times_first():
 def test_the_shapes_are_those_of_timm(name, kinds):
     with torch.device("meta"):
         model = timm.create_model(name)
-    found = {(block.attn.proj.in_features, block.attn.proj.in_features // block.attn.num_heads)
-             for _, block, branches in find_blocks(model) if branches.kind == "attention"}
+    found = {
+        (block.attn.proj.in_features, block.attn.proj.in_features // block.attn.num_heads)
+        for _, block, branches in find_blocks(model)
+        if branches.kind == "attention"
+    }
     assert found == {surveys.LAYERS[kind][1:] for kind in kinds}
     tokens = {surveys.LAYERS[kind][0] for kind in kinds}
     if hasattr(model, "pos_embed"):

@@ -83,9 +83,15 @@ def test_a_picture_is_what_drawing_everything_anew_gives():
 def test_an_undefined_combination_is_told_in_words_and_the_next_one_is_fine():
     explorer = make("skipless")
     explorer.controls["heads"].value = 5
-    assert "5 heads cannot share a width of 16" in explorer.words.value and explorer.picture.layout.visibility == "hidden"
+    assert (
+        "5 heads cannot share a width of 16" in explorer.words.value and explorer.picture.layout.visibility == "hidden"
+    )
     explorer.controls["heads"].value = 4
-    assert not explorer.problem and "problem" not in explorer.words.value and explorer.picture.layout.visibility == "visible"
+    assert (
+        not explorer.problem
+        and "problem" not in explorer.words.value
+        and explorer.picture.layout.visibility == "visible"
+    )
 
 
 def test_a_mistake_of_ours_is_told_and_raised():
@@ -109,20 +115,38 @@ def test_the_command_names_the_values_and_papermill_would_take_them(name):
 
 
 def test_the_command_survives_a_shell():
-    command = widgets.papermill_command("bound", {"pattern": "two camps", "alpha": 0.5}, {"data": "my $pictures", "epochs": 5})
-    shown = subprocess.run(command.replace(".venv/bin/papermill", "printf '%s\\n'"), shell=True, capture_output=True, text=True)
-    assert shown.stdout.splitlines()[-7:] == ["{pattern: two camps, alpha: 0.5}", "-p", "data", "my $pictures", "-p", "epochs", "5"]
+    command = widgets.papermill_command(
+        "bound", {"pattern": "two camps", "alpha": 0.5}, {"data": "my $pictures", "epochs": 5}
+    )
+    shown = subprocess.run(
+        command.replace(".venv/bin/papermill", "printf '%s\\n'"), shell=True, capture_output=True, text=True
+    )
+    assert shown.stdout.splitlines()[-7:] == [
+        "{pattern: two camps, alpha: 0.5}",
+        "-p",
+        "data",
+        "my $pictures",
+        "-p",
+        "epochs",
+        "5",
+    ]
 
 
-@pytest.mark.parametrize("environment, seen, absent", [
-    ({}, {"application/vnd.jupyter.widget-view+json", "image/png"}, set()),
-    ({"COMPANION_WORKFLOW": "1"}, {"image/png"}, {"application/vnd.jupyter.widget-view+json"}),
-    ({"SERVER_SOFTWARE": "voila/0.5"}, {"application/vnd.jupyter.widget-view+json"}, {"image/png"}),
-])
+@pytest.mark.parametrize(
+    "environment, seen, absent",
+    [
+        ({}, {"application/vnd.jupyter.widget-view+json", "image/png"}, set()),
+        ({"COMPANION_WORKFLOW": "1"}, {"image/png"}, {"application/vnd.jupyter.widget-view+json"}),
+        ({"SERVER_SOFTWARE": "voila/0.5"}, {"application/vnd.jupyter.widget-view+json"}, {"image/png"}),
+    ],
+)
 def test_a_reader_sees_the_strip_a_class_the_explorer(environment, seen, absent, monkeypatch, tmp_path):
     shown = []
-    monkeypatch.setattr(widgets, "display", lambda value, **options: shown.append(
-        value if isinstance(value, dict) else value._repr_mimebundle_()))
+    monkeypatch.setattr(
+        widgets,
+        "display",
+        lambda value, **options: shown.append(value if isinstance(value, dict) else value._repr_mimebundle_()),
+    )
     monkeypatch.setattr(files, "ROOT", tmp_path)
     monkeypatch.setattr(widgets.figures.fingerprint, "inputs_fingerprint", lambda *names: "inputs")
     for name, value in environment.items():
@@ -151,20 +175,29 @@ def test_a_parameter_that_only_shares_an_explorers_name_is_no_start(monkeypatch,
 COLOURS = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=numpy.uint8))
 
 
-@pytest.mark.parametrize("content, notes", [
-    (encoded(COLOURS), ["300 × 200 pixels: central square scaled down to 128 × 128"]),
-    (encoded(COLOURS.resize((4000, 3000)), "jpeg"), ["4000 × 3000 pixels: central square scaled down"]),
-    (encoded(COLOURS.resize((60, 60))), ["60 × 60 pixels: central square scaled up"]),
-    (encoded(COLOURS.crop((0, 0, 128, 128))), []),
-    (encoded(COLOURS.convert("L")), ["scaled down", "greyscale"]),
-    (encoded(Image.merge("RGBA", (*COLOURS.split(), COLOURS.getchannel(0)))), ["scaled down", "transparent: laid on white"]),
-    (encoded(COLOURS.convert("P")), ["scaled down"]),
-    (encoded(COLOURS.convert("CMYK"), "tiff"), ["scaled down"]),
-    (encoded(COLOURS.convert("1")), ["scaled down", "greyscale"]),
-    (encoded(Image.fromarray(numpy.linspace(0, 60_000, 128 * 128).reshape(128, 128).astype(numpy.uint16))), ["more than 8 bits", "greyscale"]),
-    (encoded(COLOURS, "gif"), ["scaled down"]),
-    (encoded(COLOURS, "webp"), ["scaled down"]),
-])
+@pytest.mark.parametrize(
+    "content, notes",
+    [
+        (encoded(COLOURS), ["300 × 200 pixels: central square scaled down to 128 × 128"]),
+        (encoded(COLOURS.resize((4000, 3000)), "jpeg"), ["4000 × 3000 pixels: central square scaled down"]),
+        (encoded(COLOURS.resize((60, 60))), ["60 × 60 pixels: central square scaled up"]),
+        (encoded(COLOURS.crop((0, 0, 128, 128))), []),
+        (encoded(COLOURS.convert("L")), ["scaled down", "greyscale"]),
+        (
+            encoded(Image.merge("RGBA", (*COLOURS.split(), COLOURS.getchannel(0)))),
+            ["scaled down", "transparent: laid on white"],
+        ),
+        (encoded(COLOURS.convert("P")), ["scaled down"]),
+        (encoded(COLOURS.convert("CMYK"), "tiff"), ["scaled down"]),
+        (encoded(COLOURS.convert("1")), ["scaled down", "greyscale"]),
+        (
+            encoded(Image.fromarray(numpy.linspace(0, 60_000, 128 * 128).reshape(128, 128).astype(numpy.uint16))),
+            ["more than 8 bits", "greyscale"],
+        ),
+        (encoded(COLOURS, "gif"), ["scaled down"]),
+        (encoded(COLOURS, "webp"), ["scaled down"]),
+    ],
+)
 def test_any_kind_of_picture_can_be_uploaded(content, notes):
     explorer = make("graying")
     explorer.load("mine", content)
@@ -194,19 +227,28 @@ def bomb():
     data = bytearray(encoded(Image.new("RGB", (1, 1))))
     data[16:24] = (60_000).to_bytes(4, "big") * 2
     import zlib
+
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
     return bytes(data)
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"", "is not an image"), (b"hello, this is text", "is not an image"), (b"%PDF-1.7 ...", "is not an image"),
-    (encoded(COLOURS)[:2000], "damaged or cut short"), (encoded(COLOURS, "jpeg")[:600], "damaged or cut short"),
-    (bomb(), "far too many pixels"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "is not an image"),
+        (b"hello, this is text", "is not an image"),
+        (b"%PDF-1.7 ...", "is not an image"),
+        (encoded(COLOURS)[:2000], "damaged or cut short"),
+        (encoded(COLOURS, "jpeg")[:600], "damaged or cut short"),
+        (bomb(), "far too many pixels"),
+    ],
+)
 def test_what_is_no_picture_is_told_in_words_and_the_explorer_goes_on(content, message):
     explorer = make("graying")
     explorer.load("homework.txt", content)
-    assert "homework.txt" in explorer.problem and message in explorer.problem and explorer.problem in explorer.words.value
+    assert (
+        "homework.txt" in explorer.problem and message in explorer.problem and explorer.problem in explorer.words.value
+    )
     explorer.controls["epsilon"].value = 0.5
     assert not explorer.problem and explorer.values["picture"] == "astronaut"
 

@@ -96,14 +96,25 @@ def crops() -> Tensor:
 
 
 def dino_heads() -> list[Tensor]:
-    config = dino.DinoConfig("fashion_mnist", "vit", 0, 1, 1e-3, model_args=MODELS["ViT"][1], outputs=32, hidden_dim=16,
-                             bottleneck_dim=8, local_size=14)
+    config = dino.DinoConfig(
+        "fashion_mnist",
+        "vit",
+        0,
+        1,
+        1e-3,
+        model_args=MODELS["ViT"][1],
+        outputs=32,
+        hidden_dim=16,
+        bottleneck_dim=8,
+        local_size=14,
+    )
     return list(dino.build_network(config).parameters())
 
 
 def autoencoder() -> list[Tensor]:
-    config = selfsupervised.MaeConfig("fashion_mnist", "vit", 0, 1, 1e-3, model_args=MODELS["ViT"][1], decoder_dim=32,
-                                      decoder_heads=2)
+    config = selfsupervised.MaeConfig(
+        "fashion_mnist", "vit", 0, 1, 1e-3, model_args=MODELS["ViT"][1], decoder_dim=32, decoder_heads=2
+    )
     return list(selfsupervised.build_model(config).parameters())
 
 

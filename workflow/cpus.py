@@ -40,17 +40,31 @@ class Processor:
 
 
 def _libraries(torch: str, mkl: str, onednn: str, openblas: str, without: str = "") -> dict[str, str]:
-    return {"ATEN_CPU_CAPABILITY": torch, "MKL_CBWR": mkl, "ONEDNN_MAX_CPU_ISA": onednn, "OPENBLAS_CORETYPE": openblas,
-            "NPY_DISABLE_CPU_FEATURES": without}
+    return {
+        "ATEN_CPU_CAPABILITY": torch,
+        "MKL_CBWR": mkl,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "OPENBLAS_CORETYPE": openblas,
+        "NPY_DISABLE_CPU_FEATURES": without,
+    }
 
 
 PROCESSORS = {
-    "oldest": Processor("SSE only", _libraries("default", "COMPATIBLE", "SSE41", "Nehalem", "AVX512F AVX512CD AVX2 FMA3")),
-    "mixed": Processor("AVX2 for torch, SSE for the matrix products",
-                       _libraries("avx2", "COMPATIBLE", "AVX", "Sandybridge", "AVX512F AVX512CD")),
-    "avx2": Processor("AVX2 throughout, the default of COMPANION_PORTABLE",
-                      _libraries("avx2", "AVX2", "AVX2", "Haswell", "AVX512F AVX512CD"), needs="avx2"),
-    "avx512": Processor("AVX-512 throughout", _libraries("avx512", "AVX512", "AVX512_CORE", "SkylakeX"), needs="avx512f"),
+    "oldest": Processor(
+        "SSE only", _libraries("default", "COMPATIBLE", "SSE41", "Nehalem", "AVX512F AVX512CD AVX2 FMA3")
+    ),
+    "mixed": Processor(
+        "AVX2 for torch, SSE for the matrix products",
+        _libraries("avx2", "COMPATIBLE", "AVX", "Sandybridge", "AVX512F AVX512CD"),
+    ),
+    "avx2": Processor(
+        "AVX2 throughout, the default of COMPANION_PORTABLE",
+        _libraries("avx2", "AVX2", "AVX2", "Haswell", "AVX512F AVX512CD"),
+        needs="avx2",
+    ),
+    "avx512": Processor(
+        "AVX-512 throughout", _libraries("avx512", "AVX512", "AVX512_CORE", "SkylakeX"), needs="avx512f"
+    ),
     "widest": Processor("whatever this processor has", {portable.SWITCH: "0"}),
     "haswell": Processor("an emulated Intel", {}, emulated="Haswell", needs=QEMU),
     "epyc": Processor("an emulated AMD", {}, emulated="EPYC-Rome", needs=QEMU),
@@ -61,16 +75,25 @@ def available() -> list[str]:
     """Return the names of the processors that can be simulated on this machine."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text(encoding="utf-8").split() if cpuinfo.exists() else []
-    return [name for name, processor in PROCESSORS.items()
-            if not processor.needs or processor.needs in flags or shutil.which(processor.needs)]
+    return [
+        name
+        for name, processor in PROCESSORS.items()
+        if not processor.needs or processor.needs in flags or shutil.which(processor.needs)
+    ]
 
 
 def run(processor: Processor, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Run this Python with `arguments` on a simulated processor, from the project's folder."""
     command = [QEMU, "-cpu", processor.emulated] if processor.emulated else []
     cleared = {name: value for name, value in os.environ.items() if name not in portable.SETTINGS}
-    return subprocess.run([*command, sys.executable, *arguments], cwd=files.ROOT, capture_output=True, text=True,
-                          env=cleared | processor.environment | environment, encoding="utf-8")
+    return subprocess.run(
+        [*command, sys.executable, *arguments],
+        cwd=files.ROOT,
+        capture_output=True,
+        text=True,
+        env=cleared | processor.environment | environment,
+        encoding="utf-8",
+    )
 
 
 def fast_tests(name: str) -> str | None:
@@ -85,9 +108,19 @@ def fast_tests(name: str) -> str | None:
 def notebooks(name: str) -> str | None:
     """Compare two notebooks' outputs in the smoke preset with the stored ones; return what failed, if anything."""
     with tempfile.TemporaryDirectory() as store:
-        done = run(PROCESSORS[name], "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--nbval",
-                   "--nbval-cell-timeout=600", *(f"notebooks/{notebook}.ipynb" for notebook in NOTEBOOKS),
-                   COMPANION_PRESET="smoke", COMPANION_RUNS=store)
+        done = run(
+            PROCESSORS[name],
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-n0",
+            "--nbval",
+            "--nbval-cell-timeout=600",
+            *(f"notebooks/{notebook}.ipynb" for notebook in NOTEBOOKS),
+            COMPANION_PRESET="smoke",
+            COMPANION_RUNS=store,
+        )
     print(f"{name}: {' and '.join(NOTEBOOKS)}: {done.stdout.splitlines()[-1]}", flush=True)
     return done.stdout[-3000:] if done.returncode else None
 
@@ -113,8 +146,12 @@ def table(found: dict[str, dict[str, str]], reference: str) -> str:
 
 def differing(found: dict[str, dict[str, str]], reference: str) -> list[str]:
     """Return the parts that must be the same bits everywhere and are not, with the processors."""
-    return [f"{part} on {name}" for name, parts in found.items() for part in bits.DRAWN
-            if parts[part] != found[reference][part]]
+    return [
+        f"{part} on {name}"
+        for name, parts in found.items()
+        for part in bits.DRAWN
+        if parts[part] != found[reference][part]
+    ]
 
 
 def check(names: Sequence[str], parts: Sequence[str]) -> str:
@@ -123,8 +160,10 @@ def check(names: Sequence[str], parts: Sequence[str]) -> str:
         if name not in PROCESSORS:
             raise unknown("processor", name, PROCESSORS)
         if name not in available():
-            raise InputError(f"{name} needs {PROCESSORS[name].needs}, which this machine lacks; it can simulate "
-                             f"{', '.join(available())}")
+            raise InputError(
+                f"{name} needs {PROCESSORS[name].needs}, which this machine lacks; it can simulate "
+                f"{', '.join(available())}"
+            )
     failed = {}
     for name in [name for name in names if not PROCESSORS[name].emulated]:
         for part, function in (("tests", fast_tests), ("notebooks", notebooks)):

@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
 from lib import files
-from lib.companion import ledger, params, provenance, rehearsal
+from lib.companion import ledger, params, provenance
 from lib.companion.graying_survey import interleaved, median_ratio, step_ratios
 from lib.errors import InputError, run_command
 from lib.models import create_model, probe
@@ -39,6 +39,7 @@ from lib.theory import bounds, conditioning, jacobian, spectral
 from lib.training import dense, loop
 from lib.training.run import build_optimizer
 from lib.transforms import augment, graying, multicrop
+from workflow import costs
 
 RESULT = files.ROOT / "data" / "gpu_check.json"
 EPSILON = 0.5
@@ -74,32 +75,68 @@ def _theory_cases() -> dict[str, tuple[Callable, tuple, float]]:
     tokens, logits, square = draw(12, 8).double(), draw(3, 12, 12).double(), draw(4, 8, 8).double() / 3
     w_q, w_k, w_v, m = square
     maps = logits.softmax(dim=-1)
-    cases = {name: (getattr(spectral, name), tensors, 1e-10) for name, tensors in {
-        "dc": (x,), "hc": (x,), "hc_ratio": (x,), "log_hc_intensity": (x, first), "signal_spectrum": (x,),
-        "frequency_response": (attn,), "token_similarity": (x,), "attention_similarity": (attn,),
-        "low_pass_share": (spectral.frequency_response(attn),)}.items()}
+    cases = {
+        name: (getattr(spectral, name), tensors, 1e-10)
+        for name, tensors in {
+            "dc": (x,),
+            "hc": (x,),
+            "hc_ratio": (x,),
+            "log_hc_intensity": (x, first),
+            "signal_spectrum": (x,),
+            "frequency_response": (attn,),
+            "token_similarity": (x,),
+            "attention_similarity": (attn,),
+            "low_pass_share": (spectral.frequency_response(attn),),
+        }.items()
+    }
     cases |= {
         "singular_values": (conditioning.singular_values, (x,), 1e-10),
         "condition_number": (conditioning.condition_number, (x,), 1e-8),
         "attention": (jacobian.attention, (*layer, 3), 1e-10),
         "attention_jacobian": (jacobian.attention_jacobian, (*layer, 3), 1e-10),
         "autograd_jacobian": (_of_layer(jacobian.autograd_jacobian), tuple(layer), 1e-10),
-        "jacobian_kappa": (lambda *layer: jacobian.jacobian_kappa(jacobian.attention_jacobian(*layer)), tuple(layer), 1e-6),
-        "jacobian_extremes": (_of_layer(lambda f, x: _ends(jacobian.jacobian_extremes(f, x, tolerance=1e-9))), tuple(layer),
-                              1e-6),
-        "logits, all kinds": (lambda *given: [bounds.attention_logits(kind, *given) for kind in bounds.LOGITS],
-                              (tokens, w_q, w_k), 1e-10),
-        "attention_gain": (lambda p: [bounds.attention_gain(p, form) for form in ("paper", "range", "sharp")], (logits,), 1e-10),
+        "jacobian_kappa": (
+            lambda *layer: jacobian.jacobian_kappa(jacobian.attention_jacobian(*layer)),
+            tuple(layer),
+            1e-6,
+        ),
+        "jacobian_extremes": (
+            _of_layer(lambda f, x: _ends(jacobian.jacobian_extremes(f, x, tolerance=1e-9))),
+            tuple(layer),
+            1e-6,
+        ),
+        "logits, all kinds": (
+            lambda *given: [bounds.attention_logits(kind, *given) for kind in bounds.LOGITS],
+            (tokens, w_q, w_k),
+            1e-10,
+        ),
+        "attention_gain": (
+            lambda p: [bounds.attention_gain(p, form) for form in ("paper", "range", "sharp")],
+            (logits,),
+            1e-10,
+        ),
         "stationary_distribution": (bounds.stationary_distribution, (maps[0],), 1e-10),
     }
     checks = {
-        "cubic_condition": (tokens, w_q, w_k, w_v), "ffn_condition": (tokens, w_q, w_k), "skip_condition": (tokens, m / 9),
-        "low_pass_limit": (maps[0], tokens), "low_pass_rate": (maps[0], tokens, 3), "product_low_pass": (maps,),
-        "attention_rate": (tokens, logits[0], w_v), "multihead_rate": (tokens, logits[:2], w_v, m),
-        "residual_rate": (tokens, tokens @ m, 2.0), "ffn_rate": (tokens, w_q, w_k, m[0]), "layer_norm_rate": (tokens, m[0]),
-        "diffuse_rows": (logits[0] / 99,), "diagonal_rows": (99 * torch.eye(12).double(),), "dominant_term": (w_q, m / 99)}
-    return cases | {name: (lambda *given, check=getattr(bounds, name): _sides(check(*given)), given, 1e-8)
-                    for name, given in checks.items()}
+        "cubic_condition": (tokens, w_q, w_k, w_v),
+        "ffn_condition": (tokens, w_q, w_k),
+        "skip_condition": (tokens, m / 9),
+        "low_pass_limit": (maps[0], tokens),
+        "low_pass_rate": (maps[0], tokens, 3),
+        "product_low_pass": (maps,),
+        "attention_rate": (tokens, logits[0], w_v),
+        "multihead_rate": (tokens, logits[:2], w_v, m),
+        "residual_rate": (tokens, tokens @ m, 2.0),
+        "ffn_rate": (tokens, w_q, w_k, m[0]),
+        "layer_norm_rate": (tokens, m[0]),
+        "diffuse_rows": (logits[0] / 99,),
+        "diagonal_rows": (99 * torch.eye(12).double(),),
+        "dominant_term": (w_q, m / 99),
+    }
+    return cases | {
+        name: (lambda *given, check=getattr(bounds, name): _sides(check(*given)), given, 1e-8)
+        for name, given in checks.items()
+    }
 
 
 def _of_layer(function: Callable) -> Callable:
@@ -120,15 +157,27 @@ def _transform_cases() -> dict[str, tuple[Callable, tuple, float]]:
     pixels, channels = (draw(4, 3, 32, 32).sigmoid() * 255).byte(), (torch.full((3,), 0.5), torch.full((3,), 0.2))
     views = dict(size=24, local_size=12, local_crops=2, scale=(0.4, 1.0), local_scale=(0.05, 0.4))
     rough = ("svd_fast", "torch.linalg.svd")  # the second in float32
-    cases = {f"gray, {name}": (lambda x, f=f: f(x, EPSILON), (tokens,), 1e-4 if name in rough else 2e-5)
-             for name, f in GRAYINGS.items()}
-    cases |= {f"TokenGraying and gradient, {name}{'' if rescale else ', not rescaled'}": (
-                  _with_gradient(graying.TokenGraying(name, EPSILON, 8, rescale=rescale)), (pictures,), 1e-3)
-              for name in graying.METHODS for rescale in (True, False)}
+    cases = {
+        f"gray, {name}": (lambda x, f=f: f(x, EPSILON), (tokens,), 1e-4 if name in rough else 2e-5)
+        for name, f in GRAYINGS.items()
+    }
+    cases |= {
+        f"TokenGraying and gradient, {name}{'' if rescale else ', not rescaled'}": (
+            _with_gradient(graying.TokenGraying(name, EPSILON, 8, rescale=rescale)),
+            (pictures,),
+            1e-3,
+        )
+        for name in graying.METHODS
+        for rescale in (True, False)
+    }
     return cases | {
         "crop_flip": (lambda x, d: augment.crop_flip(x, d, padding=4), (pixels, shifts), 0),
         "normalise": (augment.normalise, (pixels, *channels), 1e-5),
-        "multi_crop": (_seeded(lambda *given: multicrop.multi_crop(*given, **views)), (draw(4, 3, 32, 32), *channels), 1e-4),
+        "multi_crop": (
+            _seeded(lambda *given: multicrop.multi_crop(*given, **views)),
+            (draw(4, 3, 32, 32), *channels),
+            1e-4,
+        ),
     }
 
 
@@ -139,9 +188,14 @@ def _model_cases() -> dict[str, tuple[Callable, tuple, float]]:
         for skip in ("both", "none"):
             plain = small(family, skip=skip)
             cases[f"{family}, skip {skip}, and gradients"] = (_trained(plain), (images,), 1e-3)
-            cases |= {f"{family}, skip {skip}, {kind} ({form}), and gradients": (
-                          _trained(small(family, skip=skip, scaling=kind, scaling_form=form)), (images,), 1e-3)
-                      for kind, form in scalings}
+            cases |= {
+                f"{family}, skip {skip}, {kind} ({form}), and gradients": (
+                    _trained(small(family, skip=skip, scaling=kind, scaling_form=form)),
+                    (images,),
+                    1e-3,
+                )
+                for kind, form in scalings
+            }
         cases[f"{family}, probe"] = (_probed(small(family)), (images,), 1e-3)
     vit, features = small("vit", dynamic_img_size=True), draw(16, 12, 8, 8)
     # Classes of equal share have no gradient at the start, and AdamW steps in the direction of a rounding.
@@ -150,12 +204,18 @@ def _model_cases() -> dict[str, tuple[Callable, tuple, float]]:
     frozen = dense.Backbone(vit, (0.5,) * 3, (0.2,) * 3)
     return cases | {
         "vit, skipless, and gradients": (_trained(small("vit", skip="none", init=SkiplessInit())), (images,), 1e-3),
-        "dense features and keys": (_on_device(vit, lambda x: [frozen.features(x, 2, dense.SCALES), frozen.keys(x)]),
-                                    (images,), 1e-3),
+        "dense features and keys": (
+            _on_device(vit, lambda x: [frozen.features(x, 2, dense.SCALES), frozen.keys(x)]),
+            (images,),
+            1e-3,
+        ),
         "class_shares": (lambda x: dense.class_shares(x, 4, 4), (masks,), 1e-6),
         "linear segmentation": (linear, (features, dense.class_shares(masks, 4, 4)), 1e-3),
-        "TokenCut": (lambda x: [dense.second_eigenvector(x.flatten(0, 1)), torch.tensor(dense.token_cut(x))],
-                     (draw(8, 8, 6),), 1e-8),
+        "TokenCut": (
+            lambda x: [dense.second_eigenvector(x.flatten(0, 1)), torch.tensor(dense.token_cut(x))],
+            (draw(8, 8, 6),),
+            1e-8,
+        ),
         "pca_rgb": (dense.pca_rgb, (features,), 1e-5),
     }
 
@@ -177,6 +237,7 @@ def _on_device(model: torch.nn.Module, function: Callable) -> Callable:
 
 def _trained(model: torch.nn.Module) -> Callable:
     """Return a function of images that gives the logits, and the gradients of all parameters as one vector."""
+
     def outputs(images: Tensor) -> list[Tensor]:
         logits = model(images)
         gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()))
@@ -187,6 +248,7 @@ def _trained(model: torch.nn.Module) -> Callable:
 
 def _probed(model: torch.nn.Module) -> Callable:
     """Return a function of images that gives all that the probe sees."""
+
     def outputs(images: Tensor) -> list[Tensor]:
         traces = probe.branch_outputs(model, images)
         seen = [part for trace in traces for part in vars(trace).values() if isinstance(part, Tensor)]
@@ -221,8 +283,9 @@ def parity(device: torch.device) -> list[dict]:
         expected = _flat(function(*given))
         try:
             found = _flat(function(*(value.to(device) if isinstance(value, Tensor) else value for value in given)))
-            differences = [(a - b).abs().max() / b.abs().max().clamp_min(1e-300)
-                           for a, b in zip(found, expected, strict=True)]
+            differences = [
+                (a - b).abs().max() / b.abs().max().clamp_min(1e-300) for a, b in zip(found, expected, strict=True)
+            ]
             difference = float(torch.stack(differences).max())  # NaN where one is
         except RuntimeError as error:  # a tensor left on the other device, or an operation that the device lacks
             difference = str(error).partition("\n")[0]
@@ -278,16 +341,34 @@ def attention_times(device: torch.device, batch: int, rounds: int) -> list[dict]
 
 def _ratios(steps: dict, device: torch.device, rounds: int, base: str, about: dict) -> list[dict]:
     times = interleaved(steps, device.type, rounds)
-    return [about | {"step": name, "ms": 1e3 * statistics.median(times[name]), "to": base,
-                     "ratio": median_ratio(times[name], times[base])} for name in steps]
+    return [
+        about
+        | {
+            "step": name,
+            "ms": 1e3 * statistics.median(times[name]),
+            "to": base,
+            "ratio": median_ratio(times[name], times[base]),
+        }
+        for name in steps
+    ]
 
 
 def recipe(device: torch.device, data: str, epochs: int, **other) -> loop.TrainConfig:
     """Return notebook 01's gpu recipe with fewer epochs."""
     small = {} if device.type == "cuda" else {"train_images": 512, "test_images": 200}
     precision = "bfloat16" if device.type == "cuda" else "float32"
-    settings = dict(data=data, model="vit_tiny_patch16_224", seed=0, epochs=epochs, learning_rate=1e-3, batch_size=256,
-                    augment="crop_flip", precision=precision, device=device.type, model_args={"patch_size": 4, "depth": 12})
+    settings = dict(
+        data=data,
+        model="vit_tiny_patch16_224",
+        seed=0,
+        epochs=epochs,
+        learning_rate=1e-3,
+        batch_size=256,
+        augment="crop_flip",
+        precision=precision,
+        device=device.type,
+        model_args={"patch_size": 4, "depth": 12},
+    )
     return loop.TrainConfig(**settings | small | other)
 
 
@@ -330,7 +411,7 @@ def rates(steps: list[dict], speed: dict, device: torch.device, data: str) -> di
     plain, small = next(row for row in steps if row["step"] == "plain"), recipe(device, data, epochs=1)
     large = recipe(device, data, epochs=1, model=plain["model"], model_args={}, img_size=224, channels=3)
     counts = [plain["batch"], small.batch_size]
-    flops = [count * rehearsal.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
+    flops = [count * costs.image_flops(loop.train, config) for count, config in zip(counts, (large, small))]
     seconds = [plain["ms"] / 1e3, small.batch_size / speed["loop"]]
     a_flop = (seconds[0] - seconds[1]) / (flops[0] - flops[1])
     return {"teraflops": 1e-12 / a_flop, "step": max(0.0, seconds[1] - flops[1] * a_flop)}
@@ -344,7 +425,9 @@ def skip_removal(device: torch.device, data: str, deadline: float, images_per_se
     for skip in ("both", "no_ffn", "no_sab", "none"):
         with tempfile.TemporaryDirectory() as folder:
             result = loop.train(recipe(device, data, epochs, skip=skip), Path(folder))
-        rows.append({"skip": skip, "epochs": epochs, "test_top1": result["test_top1"], "divergence": result["divergence"]})
+        rows.append(
+            {"skip": skip, "epochs": epochs, "test_top1": result["test_top1"], "divergence": result["divergence"]}
+        )
     return rows
 
 
@@ -368,7 +451,9 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     else:
         said.append(f"skip removal: not recorded, {whole['epochs']} epochs on {whole['data']} would be needed")
     for notebook, measurements in measured.items():
-        measurements = {name: replace(one, processors=(found["device"]["device_name"],)) for name, one in measurements.items()}
+        measurements = {
+            name: replace(one, processors=(found["device"]["device_name"],)) for name, one in measurements.items()
+        }
         path = folder / "gpu" / f"{notebook}.json"
         entries = json.loads(path.read_text(encoding="utf-8"))["claims"].values() if path.exists() else ()
         if all(entry["note"].startswith(MARK) for entry in entries):
@@ -382,24 +467,32 @@ def time_ratios(rows: list[dict], note: str) -> dict[str, ledger.Measurement]:
     """Return notebook 02's claims on times, a value a repetition, from the rows of `step_ratios`."""
     ways = {row["way"]: [other["ratio"] for other in rows if other["way"] == row["way"]] for row in rows}
     fastest = min(("ours", "ours, products only"), key=lambda way: statistics.fmean(ways[way]))
-    return {"asa.time.svd.ratio": ledger.Measurement(ways["torch.linalg.svd"], (), note),
-            "asa.time.dct.ratio": ledger.Measurement(ways["DCT"], (), note),
-            "asa.time.gpu.ours": ledger.Measurement(ways[fastest], (), f"{note}, {fastest}")}
+    return {
+        "asa.time.svd.ratio": ledger.Measurement(ways["torch.linalg.svd"], (), note),
+        "asa.time.dct.ratio": ledger.Measurement(ways["DCT"], (), note),
+        "asa.time.gpu.ours": ledger.Measurement(ways[fastest], (), f"{note}, {fastest}"),
+    }
 
 
 def skip_claims(rows: list[dict], note: str) -> dict[str, ledger.Measurement]:
     """Return notebook 01's claims on the four arms, from one whole run of each."""
     top1, diverged = ({row["skip"]: row[column] for row in rows} for column in ("test_top1", "divergence"))
     lost = {arm: top1[arm] - top1["both"] for arm in ("no_ffn", "no_sab")}
-    values = {f"asa.skip.{arm}": top1[arm] for arm in ("both", *lost)} | {f"asa.skip.drop_{arm}": lost[arm] for arm in lost}
-    values |= {"asa.skip.asymmetry": top1["no_sab"] - top1["no_ffn"], "asa.skip.none_worst": top1["none"] - top1["no_sab"],
-               "asa.skip.diverges": float(diverged["no_sab"] is not None),
-               "asa.skip.divergence_epoch": diverged["no_sab"]["epoch"] if diverged["no_sab"] else float("inf")}
+    values = {f"asa.skip.{arm}": top1[arm] for arm in ("both", *lost)} | {
+        f"asa.skip.drop_{arm}": lost[arm] for arm in lost
+    }
+    values |= {
+        "asa.skip.asymmetry": top1["no_sab"] - top1["no_ffn"],
+        "asa.skip.none_worst": top1["none"] - top1["no_sab"],
+        "asa.skip.diverges": float(diverged["no_sab"] is not None),
+        "asa.skip.divergence_epoch": diverged["no_sab"]["epoch"] if diverged["no_sab"] else float("inf"),
+    }
     return {name: ledger.Measurement((value,), (), note) for name, value in values.items()}
 
 
 def table(rows: list[dict]) -> str:
     """Return rows as a Markdown table."""
+
     def cell(value):
         return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -415,15 +508,23 @@ def check(device: torch.device, minutes: float) -> str:
     data = "cifar10" if "COMPANION_CIFAR10" in os.environ else "fashion_mnist"
     batch, rounds, model = (256, 9, "vit_base_patch16_224") if device.type == "cuda" else (1, 1, "vit_tiny_patch16_224")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    found = {"device": provenance.machine(device.type), "versions": provenance.versions(), "git": provenance.git_state(),
-             "data": data}
+    found = {
+        "device": provenance.machine(device.type),
+        "versions": provenance.versions(),
+        "git": provenance.git_state(),
+        "data": data,
+    }
     parts = {
         "parity": lambda: parity(device),
-        "ratios": lambda: step_ratios(model, device.type, rounds=3 if rounds > 1 else 1, batch=batch).to_dict("records"),
+        "ratios": lambda: step_ratios(model, device.type, rounds=3 if rounds > 1 else 1, batch=batch).to_dict(
+            "records"
+        ),
         "steps": lambda: step_times(device, batch, rounds, model),
-        "attention": lambda: attention_times(device, batch, rounds), "images_per_second": lambda: [throughput(device, data)],
+        "attention": lambda: attention_times(device, batch, rounds),
+        "images_per_second": lambda: [throughput(device, data)],
         "rates": lambda: [rates(found["steps"], found["images_per_second"][0], device, data)],
-        "skip_removal": lambda: skip_removal(device, data, deadline, found["images_per_second"][0]["loop"])}
+        "skip_removal": lambda: skip_removal(device, data, deadline, found["images_per_second"][0]["loop"]),
+    }
     for name, part in parts.items():
         found[name] = part()
         print(table(found[name]), flush=True)
@@ -437,7 +538,9 @@ def check(device: torch.device, minutes: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the script itself, in small")
+    parser.add_argument(
+        "--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the script itself, in small"
+    )
     parser.add_argument("--minutes", type=float, default=8.0)
     arguments = parser.parse_args()
     return run_command(check, torch.device(arguments.device), arguments.minutes)

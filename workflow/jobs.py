@@ -45,9 +45,15 @@ def need(preset: str, notebook: str) -> Need:
     if not isinstance(entry, dict) or sorted(entry) != sorted(names):
         raise InputError(f"workflow/resources.yaml: {preset} {notebook} is {entry!r}; it must give {', '.join(names)}")
     for name, value in entry.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < (name in ("cores", "minutes", "shares")):
-            raise InputError(f"workflow/resources.yaml: {preset} {notebook} has {name} {value!r}; it must be a number "
-                             "from 0 on, and from 1 for cores, minutes and shares")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value < (name in ("cores", "minutes", "shares"))
+        ):
+            raise InputError(
+                f"workflow/resources.yaml: {preset} {notebook} has {name} {value!r}; it must be a number "
+                "from 0 on, and from 1 for cores, minutes and shares"
+            )
     return Need(**entry)
 
 
@@ -82,17 +88,43 @@ def plan(preset: str, seconds: Mapping[str, float], runs: Mapping[str, int]) -> 
         minutes = seconds[notebook] / 60 / asked.shares / (asked.gpus or asked.cores)
         path = BUILD / preset / f"{notebook}.ipynb"
         took = _metadata(path).get("companion", {}).get("seconds") if path.exists() else None
-        rows.append((notebook, now, asked.shares, asked.cores, asked.gpus, f"{asked.memory:g}", f"{asked.disk:g}",
-                     runs[notebook], f"{minutes:.1f}", asked.minutes, "" if took is None else f"{took / 60:.1f}"))
+        rows.append(
+            (
+                notebook,
+                now,
+                asked.shares,
+                asked.cores,
+                asked.gpus,
+                f"{asked.memory:g}",
+                f"{asked.disk:g}",
+                runs[notebook],
+                f"{minutes:.1f}",
+                asked.minutes,
+                "" if took is None else f"{took / 60:.1f}",
+            )
+        )
         if minutes > asked.minutes:
             tight.append(notebook)
         if now != "current":
             hours, limit, disk = hours + minutes / 60, limit + asked.minutes / 60, disk + asked.disk
             gpu_hours += seconds[notebook] / 3600 if asked.gpus else 0
-    header = ("notebook", "state", "jobs", "cores", "GPUs", "memory (GB)", "disk (GB)",
-              "runs", "training (min)", "limit (min)", "took (min)")
-    lines = [f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), one notebook after "
-             f"the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"]
+    header = (
+        "notebook",
+        "state",
+        "jobs",
+        "cores",
+        "GPUs",
+        "memory (GB)",
+        "disk (GB)",
+        "runs",
+        "training (min)",
+        "limit (min)",
+        "took (min)",
+    )
+    lines = [
+        f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), one notebook after "
+        f"the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"
+    ]
     if tight:
         lines.append(f"more than its limit: {', '.join(tight)}; give it more in workflow/resources.yaml")
     return "\n".join([_columns([header, *rows]), *lines])
@@ -109,7 +141,11 @@ def failures(preset: str) -> list[str]:
         log = logs / f"{name}.log"
         said = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()] if log.exists() else []
         last = "".join(f"\n    {line}" for line in said[-LAST_LINES:]) or "\n    it said nothing"
-        left = f"the notebook so far {_relative(unfinished)}" if unfinished.exists() else "no cell of its notebook was executed"
+        left = (
+            f"the notebook so far {_relative(unfinished)}"
+            if unfinished.exists()
+            else "no cell of its notebook was executed"
+        )
         found.append(f"{name} ({preset}) failed; its log is {_relative(log)}, {left}{last}")
     return found
 

@@ -1,6 +1,6 @@
 """Build the static site from the executed notebooks: nothing runs, and nothing on its pages is loaded from elsewhere.
 
-    python -m lib.companion.site [FOLDER]
+    python -m workflow.site [FOLDER]
 
 Sphinx with myst-nb and sphinx-book-theme. Formulas become MathML, which browsers draw themselves, so no MathJax is
 needed; docstrings are shown as they are written. This module is also the Sphinx extension that does both.
@@ -20,21 +20,34 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
 from lib import files
-from lib.companion import figures, fingerprint, ledger, workflow
+from lib.companion import figures, fingerprint, ledger
 from lib.errors import InputError, run_command
+from workflow.jobs import BUILD
 
 EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
 CONFIG = {
     "project": "Skip connections, conditioning, low-pass attention",
-    "author": "", "copyright": "", "html_show_copyright": False, "html_title": "Skip connections in vision transformers",
-    "extensions": ["myst_nb", "sphinx.ext.autodoc", "lib.companion.site"],
+    "author": "",
+    "copyright": "",
+    "html_show_copyright": False,
+    "html_title": "Skip connections in vision transformers",
+    "extensions": ["myst_nb", "sphinx.ext.autodoc", "workflow.site"],
     "html_theme": "sphinx_book_theme",
-    "html_theme_options": {"use_download_button": True, "show_toc_level": 2, "home_page_in_toc": True, "navbar_persistent": []},
-    "html_static_path": ["_static"], "html_css_files": ["site.css"],
+    "html_theme_options": {
+        "use_download_button": True,
+        "show_toc_level": 2,
+        "home_page_in_toc": True,
+        "navbar_persistent": [],
+    },
+    "html_static_path": ["_static"],
+    "html_css_files": ["site.css"],
     "html_math_renderer": "mathml",
-    "nb_execution_mode": "off", "nb_ipywidgets_js": {},
+    "nb_execution_mode": "off",
+    "nb_ipywidgets_js": {},
     "nb_mime_priority_overrides": [("html", "application/vnd.jupyter.widget-view+json", None)],
-    "myst_enable_extensions": ["dollarmath", "amsmath"], "myst_heading_anchors": 3, "myst_update_mathjax": False,
+    "myst_enable_extensions": ["dollarmath", "amsmath"],
+    "myst_heading_anchors": 3,
+    "myst_update_mathjax": False,
     "autodoc_default_options": {"members": True, "member-order": "bysource"},
     "suppress_warnings": ["mystnb.unknown_mime_type", "myst.header"],
 }
@@ -50,14 +63,23 @@ def build(target: Path | None = None) -> str:
 
     Raises InputError where a page would load something from elsewhere, or where Sphinx reports a problem.
     """
-    target = target or workflow.BUILD / "site"
-    source = workflow.BUILD / "site-source"
+    target = target or BUILD / "site"
+    source = BUILD / "site-source"
     shutil.rmtree(source, ignore_errors=True)
     _write_sources(source)
     shutil.rmtree(target, ignore_errors=True)
     complaints = io.StringIO()
-    app = Sphinx(source, None, target, workflow.BUILD / "site-cache", "html", confoverrides=CONFIG, status=None,
-                 warning=complaints, freshenv=True)
+    app = Sphinx(
+        source,
+        None,
+        target,
+        BUILD / "site-cache",
+        "html",
+        confoverrides=CONFIG,
+        status=None,
+        warning=complaints,
+        freshenv=True,
+    )
     app.build()
     problems = _without_colours(complaints.getvalue()) + outside(target)
     if problems:
@@ -71,25 +93,42 @@ def _write_sources(source: Path) -> None:
     for name in names:
         files.write(source / "notebooks" / f"{name}.ipynb", fingerprint.notebook_path(name).read_text(encoding="utf-8"))
     if (files.ROOT / "figures").exists():
-        shutil.copytree(files.ROOT / "figures", source / "figures", ignore=shutil.ignore_patterns("*.json", *figures.UNCOMMITTED))
-    files.write(source / "notebooks" / "gallery.md", f"# Gallery\n\nThe figures of the quick preset.\n\n{figures.gallery()}\n")
+        shutil.copytree(
+            files.ROOT / "figures", source / "figures", ignore=shutil.ignore_patterns("*.json", *figures.UNCOMMITTED)
+        )
+    files.write(
+        source / "notebooks" / "gallery.md", f"# Gallery\n\nThe figures of the quick preset.\n\n{figures.gallery()}\n"
+    )
     files.write(source / "ledger.md", f"# The ledger\n\nThe papers' values beside ours.\n\n{ledger.markdown()}\n")
     modules = _modules()
     for module in modules:
         title = f"``{module}``"
         files.write(source / "api" / f"{module}.rst", f"{title}\n{'=' * len(title)}\n\n.. automodule:: {module}\n")
     files.write(source / "_static" / "site.css", STYLE)
-    files.write(source / "index.md", "\n\n".join([
-        (files.ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0].strip(), EXPLORERS,
-        _contents("Notebooks", [f"notebooks/{name}" for name in names]), _contents("Results", ["notebooks/gallery", "ledger"]),
-        _contents("Library", [f"api/{module}" for module in modules])]) + "\n")
+    files.write(
+        source / "index.md",
+        "\n\n".join(
+            [
+                (files.ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0].strip(),
+                EXPLORERS,
+                _contents("Notebooks", [f"notebooks/{name}" for name in names]),
+                _contents("Results", ["notebooks/gallery", "ledger"]),
+                _contents("Library", [f"api/{module}" for module in modules]),
+            ]
+        )
+        + "\n",
+    )
 
 
 def _modules() -> list[str]:
     """Return the names of the library's modules, those that others build on first."""
     order = ("theory", "transforms", "models", "training", "companion")
-    return [f"lib.{layer}.{path.stem}" for layer in order for path in sorted((files.ROOT / "lib" / layer).glob("*.py"))
-            if path.stem != "__init__"]
+    return [
+        f"lib.{layer}.{path.stem}"
+        for layer in order
+        for path in sorted((files.ROOT / "lib" / layer).glob("*.py"))
+        if path.stem != "__init__"
+    ]
 
 
 def _contents(caption: str, pages: list[str]) -> str:

@@ -49,15 +49,21 @@ def expected(preset: str, folder: Path) -> dict[str, Expected]:
 
     Counting takes up to a minute, so the answer is kept in `folder`/plan.json until a notebook, a preset or a rate changes.
     """
-    made_of = fingerprint.digest([RATES.read_text(encoding="utf-8"),
-                                  *[fingerprint.inputs_fingerprint(name, preset) for name in fingerprint.notebooks()]])
+    made_of = fingerprint.digest(
+        [
+            RATES.read_text(encoding="utf-8"),
+            *[fingerprint.inputs_fingerprint(name, preset) for name in fingerprint.notebooks()],
+        ]
+    )
     path = folder / "plan.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["made_of"] == made_of:
             return {name: Expected(**values) for name, values in kept["expected"].items()}
     found = _expected(preset)
-    files.write(path, json.dumps({"made_of": made_of, "expected": {name: asdict(value) for name, value in found.items()}}))
+    files.write(
+        path, json.dumps({"made_of": made_of, "expected": {name: asdict(value) for name, value in found.items()}})
+    )
     return found
 
 
@@ -84,8 +90,12 @@ def configurations(notebook: str, preset: str) -> dict[str, tuple[Callable, RunC
                     _execute(shell, notebook, source)
                 if "parameters" in tags:
                     declared = params.declarations(source)
-                    _execute(shell, notebook, "# Parameters\n" + "\n".join(
-                        f"{name} = {value!r}" for name, value in INJECTED.items() if name in declared))
+                    _execute(
+                        shell,
+                        notebook,
+                        "# Parameters\n"
+                        + "\n".join(f"{name} = {value!r}" for name, value in INJECTED.items() if name in declared),
+                    )
     finally:
         InteractiveShell.clear_instance()
         del os.environ[params.PRESET_VARIABLE]
@@ -133,7 +143,10 @@ def image_flops(function: Callable, config: RunConfig) -> float:
     if key not in _counted:
         images = torch.zeros(1, config.channels, config.img_size, config.img_size)
         loss = _step(function, config, images)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # a CPU's fused attention is not counted
+        with (
+            FlopCounterMode(display=False) as counter,
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # a CPU's fused attention is not counted
             loss().backward()
         _counted[key] = counter.get_total_flops()
     return _counted[key]
@@ -141,10 +154,31 @@ def image_flops(function: Callable, config: RunConfig) -> float:
 
 _counted: dict[str, float] = {}
 # The embedded pictures stand for the data, and what does not change a step's FLOPs is left out.
-COUNTED = {"data": "fashion_mnist", "train_images": 20, "test_images": 20, "seed": 0, "epochs": 1, "learning_rate": 1.0,
-           "batch_size": 1, "accumulation": 1, "validation": 0.1, "skipless": {}, "initial": "", "optimizer": "adamw",
-           "layer_decay": 1.0, "graying": "none", "graying_blocks": [], "graying_place": "device", "epsilon": 1.0,
-           "weight_decay": 0.0, "warmup": 0.0, "mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0, "precision": "float32"}
+COUNTED = {
+    "data": "fashion_mnist",
+    "train_images": 20,
+    "test_images": 20,
+    "seed": 0,
+    "epochs": 1,
+    "learning_rate": 1.0,
+    "batch_size": 1,
+    "accumulation": 1,
+    "validation": 0.1,
+    "skipless": {},
+    "initial": "",
+    "optimizer": "adamw",
+    "layer_decay": 1.0,
+    "graying": "none",
+    "graying_blocks": [],
+    "graying_place": "device",
+    "epsilon": 1.0,
+    "weight_decay": 0.0,
+    "warmup": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "label_smoothing": 0.0,
+    "precision": "float32",
+}
 
 
 def _step(function: Callable, config: RunConfig, images: Tensor) -> Callable[[], Tensor]:
