@@ -86,7 +86,8 @@ def test_imports_point_down_the_layers():
 def test_importing_the_library_loads_no_more_than_it_needs():
     code = (
         "import sys, lib.companion.runs, lib.training.loop; "
-        "print([name for name in ('papermill', 'snakemake', 'jupyterlab', 'transformers', 'sklearn') if name in sys.modules])"
+        "print([name for name in ('papermill', 'snakemake', 'jupyterlab', 'transformers', 'sklearn') "
+        "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
