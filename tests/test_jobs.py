@@ -82,8 +82,8 @@ def test_the_plan_counts_what_is_to_do(tmp_path, monkeypatch):
         in text
     )
     assert (
-        f"{sum(2 for need in waiting if need.gpus):.0f} GPU hours; at most {sum(need.disk for need in waiting):g} GB of disk"
-        in text
+        f"{sum(2 for need in waiting if need.gpus):.0f} GPU hours; "
+        f"at most {sum(need.disk for need in waiting):g} GB of disk" in text
     )
     assert "more than its limit" in text and text.endswith(
         "more than its limit: 00_overview; give it more in workflow/resources.yaml"
