@@ -301,7 +301,7 @@ def test_nothing_is_asked_of_another_machine(opened):
 # --- The site ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, browser):
+def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, browser):  # noqa: F811, the fixture
     folder, _ = built
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), partial(http.server.SimpleHTTPRequestHandler, directory=folder)

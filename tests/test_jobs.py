@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -257,7 +258,7 @@ def test_several_gpus_start_as_many_processes(monkeypatch):
     for gpus, expected in (
         (0, None),
         (1, None),
-        (4, f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 4"),
+        (4, f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 4"),
     ):
         monkeypatch.setattr(
             sys, "argv", ["workflow", "execute", "01_skip_removal", "gpu", "out.ipynb", "--gpus", str(gpus)]
