@@ -34,7 +34,7 @@ CONFIG = loop.TrainConfig(
 
 
 def batches(config: loop.TrainConfig) -> tuple[Iterator, ...]:
-    """Return what a run of one epoch reads: training, validation (twice) and test batches, loaded as they are asked for."""
+    """Return what a run of one epoch reads: training, validation (twice) and test batches, loaded when asked for."""
     data = loop.dataset(config)
     training = data.train.batches(config.batch_size, device="cpu", drop_last=True, train=True)
     return training, *(split.batches(loop.EVALUATION_BATCH) for split in (data.validation, data.validation, data.test))

@@ -1,4 +1,4 @@
-"""What was done to experiments, how often, and whether they came out as if nothing had happened: a table from the tests.
+"""What was done to experiments, how often, and whether they came out as if nothing happened: a table from the tests.
 
 python -m benchmarks.reliability [--kills 50]
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 
 # What is done, the tests that do it, and how many times each does it (None: once for each case that pytest counts).
 ROWS = {
-    "killed (SIGKILL) at a random moment while training or writing a checkpoint, figure or ledger; rerun to the same bytes": (
+    "killed (SIGKILL) at a random moment while training or writing a checkpoint, figure or ledger; "
+    "rerun to the same bytes": (
         ["test_reliability.py::test_killed_at_random_moments_whatever_it_writes"],
         "kills",
     ),

@@ -63,7 +63,8 @@ def main() -> None:
         grid = torch.randn(14, 14, d)
         seconds = median(lambda grid=grid: token_cut(grid), 4 * arguments.rounds)
         print(
-            f"| TokenCut, 14×14 patches (197 tokens with the class token), width {d} | {1e3 * seconds:.1f} ms | ≤ 50 ms |"
+            f"| TokenCut, 14×14 patches (197 tokens with the class token), width {d} "
+            f"| {1e3 * seconds:.1f} ms | ≤ 50 ms |"
         )
 
     for threads, clock in ((1, time.process_time), (2, time.perf_counter)):

@@ -46,11 +46,13 @@ def main() -> None:
         start = time.perf_counter()
         found = jacobian_extremes(lambda z: skip * z + attention(z, *arrays[1:], heads=3), arrays[0])
         print(
-            f"extremes of K{' + I' if skip else ''}, n·d = 197·192, 3 heads: {time.perf_counter() - start:.1f} s (wanted ≤ 60 s), {found}"
+            f"extremes of K{' + I' if skip else ''}, n·d = 197·192, 3 heads: "
+            f"{time.perf_counter() - start:.1f} s (wanted ≤ 60 s), {found}"
         )
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
-        f"peak memory beyond what was in use before: {more:.0f} MiB (dense K would take {(197 * 192) ** 2 * 4 / 2**20:.0f} MiB)"
+        f"peak memory beyond what was in use before: {more:.0f} MiB "
+        f"(dense K would take {(197 * 192) ** 2 * 4 / 2**20:.0f} MiB)"
     )
     longer = jacobian_extremes(lambda z: attention(z, *arrays[1:], heads=3), arrays[0], max_steps=150, tolerance=1e-6)
     first = jacobian_extremes(lambda z: attention(z, *arrays[1:], heads=3), arrays[0], seed=1)
@@ -65,7 +67,8 @@ def main() -> None:
     ratio = statistics.median(slow / fast for slow, fast in rounds)
     difference = (explicit(large) - frequency_response(large)).abs().max()
     print(
-        f"explicit F A F⁻¹ / FFT, n = 785, float64: {ratio:.1f}× (wanted ≥ 5×), largest difference {difference:.1e} (wanted ≤ 1e-10)"
+        f"explicit F A F⁻¹ / FFT, n = 785, float64: {ratio:.1f}× (wanted ≥ 5×), "
+        f"largest difference {difference:.1e} (wanted ≤ 1e-10)"
     )
 
     for n, d in ((64, 32), (197, 10), (16, 128)):
@@ -77,7 +80,8 @@ def main() -> None:
         taken = seconds(lambda: attention_jacobian(*arrays))
         error = (formula - by_autograd).abs().max() / formula.abs().max()
         print(
-            f"dense K, n·d = {n}·{d}: {taken:.2f} s (wanted ≤ 10 s), formula against autograd {error:.1e} (wanted ≤ 1e-6)"
+            f"dense K, n·d = {n}·{d}: {taken:.2f} s (wanted ≤ 10 s), "
+            f"formula against autograd {error:.1e} (wanted ≤ 1e-6)"
         )
         found = jacobian_extremes(lambda z: attention(z, *arrays[1:]), arrays[0])
         exact = torch.linalg.svdvals(formula)

@@ -73,7 +73,8 @@ def main() -> None:
     torch.set_num_threads(1)
     figures.theme()
     print(
-        "| explorer | moves | median (ms) | worst (ms) | median elapsed (ms) | worst elapsed (ms) |\n|---|---|---|---|---|---|"
+        "| explorer | moves | median (ms) | worst (ms) | median elapsed (ms) | worst elapsed (ms) |\n"
+        "|---|---|---|---|---|---|"
     )
     for exploration in explorations.EXPLORATIONS.values():
         exploration.find()  # imports and photographs
@@ -84,7 +85,8 @@ def main() -> None:
         )
     openings = [opening() for _ in range(OPENINGS)]
     print(
-        f"\nFrom a ready kernel to the first explorer's picture: {statistics.median(openings):.1f} s (median of {OPENINGS})."
+        f"\nFrom a ready kernel to the first explorer's picture: "
+        f"{statistics.median(openings):.1f} s (median of {OPENINGS})."
     )
 
 

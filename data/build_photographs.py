@@ -15,8 +15,10 @@ SIDE = 224
 FOLDER = Path(__file__).parent / "photographs"
 SKIMAGE = Path(find_spec("skimage").origin).parent / "data"
 SKLEARN = Path(find_spec("sklearn").origin).parent / "datasets" / "images"
-SOURCES = [SKIMAGE / name for name in ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg",
-                                       "rocket.jpg")] + [SKLEARN / name for name in ("china.jpg", "flower.jpg")]
+SOURCES = [
+    SKIMAGE / name
+    for name in ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg")
+] + [SKLEARN / name for name in ("china.jpg", "flower.jpg")]
 
 for source in SOURCES:
     with Image.open(source) as image:

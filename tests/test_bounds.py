@@ -180,7 +180,10 @@ STATEMENTS = {
         lambda k, c: k.bound / bounds._spread(c.n) / 1.1 if c.n > 1 else k.bound,
     ),
     "theorem 3": (check_of(bounds.attention_rate, layer), lambda k, c: k.bound / math.sqrt(c.n) / 1.1),
-    "theorem 3, range": (check_of(bounds.attention_rate, layer, form="range"), lambda k, c: k.bound / math.sqrt(c.n) / 1.1),
+    "theorem 3, range": (
+        check_of(bounds.attention_rate, layer, form="range"),
+        lambda k, c: k.bound / math.sqrt(c.n) / 1.1,
+    ),
     "theorem 3, sharp": (check_of(bounds.attention_rate, layer, form="sharp"), lambda k, c: 0.6 * k.bound),
     "heads": (check_of(bounds.multihead_rate, heads), lambda k, c: k.bound / 9 / math.sqrt(c.n)),
     "heads, root": (check_of(bounds.multihead_rate, heads, form="root"), lambda k, c: k.bound / 3 / math.sqrt(c.n)),
@@ -191,7 +194,10 @@ STATEMENTS = {
     "ffn, relu, skip": (check_of(bounds.ffn_rate, ffn, activation="relu", skip=True), lambda k, c: 0.5 * k.bound),
     "ffn, identity": (check_of(bounds.ffn_rate, ffn, activation="identity"), lambda k, c: 0.6 * k.bound),
     "layer norm": (lambda c: bounds.layer_norm_rate(c.tokens(), c.normal(c.d), 1e-5), lambda k, c: k.bound / 3),
-    "layer norm, sharp": (lambda c: bounds.layer_norm_rate(c.tokens(), c.normal(c.d), form="sharp"), lambda k, c: k.bound / 2),
+    "layer norm, sharp": (
+        lambda c: bounds.layer_norm_rate(c.tokens(), c.normal(c.d), form="sharp"),
+        lambda k, c: k.bound / 2,
+    ),
     "diffuse": (lambda c: bounds.diffuse_rows(c.logits()), lambda k, c: k.bound / 3),
     "diagonal": (
         lambda c: bounds.diagonal_rows(c.logits() + 10 * c.n * torch.rand(1, generator=c.generator) * torch.eye(c.n)),
@@ -259,8 +265,11 @@ def test_counterexample_refutes_the_published_form_and_not_the_repaired_one(name
 
 
 def test_counterexamples_reach_the_values_they_promise():
-    for check, build in ((bounds.cubic_condition, counterexamples.cubic_wide), (bounds.cubic_condition, counterexamples.cubic_heads),
-                         (bounds.ffn_condition, counterexamples.ffn_wide)):  # fmt: skip
+    for check, build in (
+        (bounds.cubic_condition, counterexamples.cubic_wide),
+        (bounds.cubic_condition, counterexamples.cubic_heads),
+        (bounds.ffn_condition, counterexamples.ffn_wide),
+    ):
         for theta in (0.1, 1.0, 1.5):
             found = check(*build(theta), form="paper")
             assert found.measured == pytest.approx(1 / math.cos(theta)) and found.bound == pytest.approx(1)
@@ -380,29 +389,89 @@ def test_measured_and_bound_equal_numpy():
     row = np.ptp(p[0], axis=1)
     singular = np.linalg.svd(a, compute_uv=False)
     expected = [
-        (bounds.cubic_condition(*map(t, (x, q, k, v))), numpy_kappa(x @ q @ k.T @ x.T @ x @ v), numpy_kappa(q) * numpy_kappa(k) * numpy_kappa(v) * numpy_kappa(x) ** 3),
-        (bounds.ffn_condition(*map(t, (x, up, down)), "paper"), numpy_kappa(x @ up @ down), numpy_kappa(x) * numpy_kappa(up) * numpy_kappa(down)),
-        (bounds.ffn_condition(*map(t, (x, up, down)), "product"), numpy_kappa(x @ up @ down), numpy_kappa(x) * numpy_kappa(up @ down)),
+        (
+            bounds.cubic_condition(*map(t, (x, q, k, v))),
+            numpy_kappa(x @ q @ k.T @ x.T @ x @ v),
+            numpy_kappa(q) * numpy_kappa(k) * numpy_kappa(v) * numpy_kappa(x) ** 3,
+        ),
+        (
+            bounds.ffn_condition(*map(t, (x, up, down)), "paper"),
+            numpy_kappa(x @ up @ down),
+            numpy_kappa(x) * numpy_kappa(up) * numpy_kappa(down),
+        ),
+        (
+            bounds.ffn_condition(*map(t, (x, up, down)), "product"),
+            numpy_kappa(x @ up @ down),
+            numpy_kappa(x) * numpy_kappa(up @ down),
+        ),
         (bounds.skip_condition(t(x), t(q), "paper"), numpy_kappa(x @ q + x), numpy_kappa(x @ q)),
-        (bounds.skip_condition(t(x), t(q / norm2(q) / 2)), numpy_kappa(x @ q / norm2(q) / 2 + x), numpy_kappa(x) * 1.5 / 0.5),
+        (
+            bounds.skip_condition(t(x), t(q / norm2(q) / 2)),
+            numpy_kappa(x @ q / norm2(q) / 2 + x),
+            numpy_kappa(x) * 1.5 / 0.5,
+        ),
         (bounds.product_low_pass(t(a)[None]), norm2(centre @ a @ centre), np.sqrt(5) * tau),
         (bounds.product_low_pass(torch.stack([t(a)] * 3)), norm2(centre @ a @ a @ a @ centre), np.sqrt(5) * tau**3),
         (bounds.low_pass_rate(t(a), t(x), 2), numpy_hc(a @ a @ x), np.sqrt(5) * tau**2 * numpy_hc(x)),
-        (bounds.low_pass_rate(t(a), t(x), 2, "paper"), numpy_hc(a @ a @ x), sorted(np.abs(np.linalg.eigvals(a)))[-2] ** 2 * numpy_hc(x)),
+        (
+            bounds.low_pass_rate(t(a), t(x), 2, "paper"),
+            numpy_hc(a @ a @ x),
+            sorted(np.abs(np.linalg.eigvals(a)))[-2] ** 2 * numpy_hc(x),
+        ),
         (bounds.attention_rate(t(x), t(p[0]), t(v)), numpy_hc(a @ x @ v), gain * norm2(v) * numpy_hc(x)),
-        (bounds.multihead_rate(t(x), t(p), t(v), t(o)), numpy_hc(multi), 2 * heads_norm * max(norm2(o[:2]), norm2(o[2:])) * numpy_hc(x)),
-        (bounds.multihead_rate(t(x), t(p), t(v), t(o), "root"), numpy_hc(multi), np.sqrt(2) * heads_norm * norm2(o) * numpy_hc(x)),
-        (bounds.multihead_rate(t(x), t(p), t(v), t(o), "whole"), numpy_hc(multi), max(gains) * norm2(v) * norm2(o) * numpy_hc(x)),
+        (
+            bounds.multihead_rate(t(x), t(p), t(v), t(o)),
+            numpy_hc(multi),
+            2 * heads_norm * max(norm2(o[:2]), norm2(o[2:])) * numpy_hc(x),
+        ),
+        (
+            bounds.multihead_rate(t(x), t(p), t(v), t(o), "root"),
+            numpy_hc(multi),
+            np.sqrt(2) * heads_norm * norm2(o) * numpy_hc(x),
+        ),
+        (
+            bounds.multihead_rate(t(x), t(p), t(v), t(o), "whole"),
+            numpy_hc(multi),
+            max(gains) * norm2(v) * norm2(o) * numpy_hc(x),
+        ),
         (bounds.residual_rate(t(x), t(2 * x), 2.5), 3 * numpy_hc(x), 3.5 * numpy_hc(x)),
         (bounds.residual_rate(t(x), t(-x / 2), 0.75, "lower"), 0.25 * numpy_hc(x), 0.5 * numpy_hc(x)),
-        (bounds.ffn_rate(t(x), t(up), t(down), t(b)), numpy_hc(gelu(x @ up + b) @ down), 1.128904 * norm2(up) * norm2(down) * numpy_hc(x)),
-        (bounds.ffn_rate(t(x), t(up), t(down), activation="relu", skip=True), numpy_hc(x + np.maximum(x @ up, 0) @ down), (1 + norm2(up) * norm2(down)) * numpy_hc(x)),
-        (bounds.layer_norm_rate(t(x), t(b[:4])), numpy_hc((x - x.mean(1, keepdims=True)) / std[:, None] * b[:4]), np.abs(b[:4]).max() / std.min() * numpy_hc(x)),
-        (bounds.layer_norm_rate(t(x), form="sharp"), numpy_hc((x - x.mean(1, keepdims=True)) / std[:, None]), numpy_hc(x) / np.sqrt(np.prod(sorted(std)[:2]))),
-        (bounds.diffuse_rows(t(p[0] / 100)), 1 / numpy_kappa(numpy_softmax(p[0] / 100)), np.sqrt((np.sinh(row / 200) ** 2).sum() / 10 / 9)),
-        (bounds.logit_check("dot", t(x), t(up), t(up)), np.abs(x @ up @ up.T @ x.T).max() / 3, (x**2).sum(1).max() * norm2(up @ up.T) / 3),
-        (bounds.logit_check("l2", t(x), t(q), t(k)), max(((i @ q - j @ k) ** 2).sum() for i in x for j in x) / 2, (x**2).sum(1).max() * (norm2(q) + norm2(k)) ** 2 / 2),
-    ]  # fmt: skip
+        (
+            bounds.ffn_rate(t(x), t(up), t(down), t(b)),
+            numpy_hc(gelu(x @ up + b) @ down),
+            1.128904 * norm2(up) * norm2(down) * numpy_hc(x),
+        ),
+        (
+            bounds.ffn_rate(t(x), t(up), t(down), activation="relu", skip=True),
+            numpy_hc(x + np.maximum(x @ up, 0) @ down),
+            (1 + norm2(up) * norm2(down)) * numpy_hc(x),
+        ),
+        (
+            bounds.layer_norm_rate(t(x), t(b[:4])),
+            numpy_hc((x - x.mean(1, keepdims=True)) / std[:, None] * b[:4]),
+            np.abs(b[:4]).max() / std.min() * numpy_hc(x),
+        ),
+        (
+            bounds.layer_norm_rate(t(x), form="sharp"),
+            numpy_hc((x - x.mean(1, keepdims=True)) / std[:, None]),
+            numpy_hc(x) / np.sqrt(np.prod(sorted(std)[:2])),
+        ),
+        (
+            bounds.diffuse_rows(t(p[0] / 100)),
+            1 / numpy_kappa(numpy_softmax(p[0] / 100)),
+            np.sqrt((np.sinh(row / 200) ** 2).sum() / 10 / 9),
+        ),
+        (
+            bounds.logit_check("dot", t(x), t(up), t(up)),
+            np.abs(x @ up @ up.T @ x.T).max() / 3,
+            (x**2).sum(1).max() * norm2(up @ up.T) / 3,
+        ),
+        (
+            bounds.logit_check("l2", t(x), t(q), t(k)),
+            max(((i @ q - j @ k) ** 2).sum() for i in x for j in x) / 2,
+            (x**2).sum(1).max() * (norm2(q) + norm2(k)) ** 2 / 2,
+        ),
+    ]
     for check, measured, bound in expected:
         assert check.measured == pytest.approx(measured, rel=1e-9), check.name
         assert check.bound == pytest.approx(bound, rel=1e-6), check.name
@@ -474,12 +543,24 @@ def gently(x, logits, w, form):
 
 SEARCHES = {  # name of the statement: (check, sample, least ratio that must be found)
     "4.1": (bounds.cubic_condition, normal((5, 3), (3, 3), (3, 3), (3, 3)), 0.9),
-    "4.1 definite": (lambda x, w, v: bounds.cubic_condition(x, w, w, v, "definite"), normal((3, 4), (4, 4), (4, 4)), 0.9),
+    "4.1 definite": (
+        lambda x, w, v: bounds.cubic_condition(x, w, w, v, "definite"),
+        normal((3, 4), (4, 4), (4, 4)),
+        0.9,
+    ),
     "ffn condition": (bounds.ffn_condition, normal((5, 3), (3, 3), (3, 3)), 0.9),
-    "ffn condition, product": (lambda *a: bounds.ffn_condition(*a, form="product"), normal((5, 3), (3, 12), (12, 3)), 0.9),
+    "ffn condition, product": (
+        lambda *a: bounds.ffn_condition(*a, form="product"),
+        normal((5, 3), (3, 12), (12, 3)),
+        0.9,
+    ),
     "4.2": (lambda x, m: bounds.skip_condition(x, m / 10), normal((5, 3), (3, 3)), 0.9),
     "4.2 definite": (lambda x, m: bounds.skip_condition(x, m / 10, "definite"), normal((5, 3), (3, 3)), 0.9),
-    "4.2 lowers": (lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3), "lowers"), normal((5, 3), (3, 3)), 0.2),
+    "4.2 lowers": (
+        lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3), "lowers"),
+        normal((5, 3), (3, 3)),
+        0.2,
+    ),
     "theorem 1, rate": (lambda p, z: bounds.low_pass_rate(torch.softmax(p, -1), z, 2), normal((6, 6), (6, 1)), 0.8),
     "corollary 2": (lambda p: bounds.product_low_pass(torch.softmax(p, -1)), normal((1, 6, 6)), 0.9),
     "theorem 3": (bounds.attention_rate, normal(*LAYER), 0.5),
@@ -491,7 +572,11 @@ SEARCHES = {  # name of the statement: (check, sample, least ratio that must be 
     "skip": (lambda *a: gently(*a, "paper"), normal(*LAYER), 0.6),
     "skip keeps": (lambda *a: gently(*a, "lower"), normal(*LAYER), 0.6),
     "ffn": (bounds.ffn_rate, normal((6, 4), (4, 8), (8, 4)), 0.8),
-    "ffn, relu, skip": (lambda *a: bounds.ffn_rate(*a, activation="relu", skip=True), normal((6, 4), (4, 8), (8, 4)), 0.8),
+    "ffn, relu, skip": (
+        lambda *a: bounds.ffn_rate(*a, activation="relu", skip=True),
+        normal((6, 4), (4, 8), (8, 4)),
+        0.8,
+    ),
     "ffn, identity": (lambda *a: bounds.ffn_rate(*a, activation="identity"), normal((6, 4), (4, 8), (8, 4)), 0.9),
     "layer norm": (bounds.layer_norm_rate, normal((6, 4)), 0.8),
     "layer norm, sharp": (lambda x: bounds.layer_norm_rate(x, form="sharp"), normal((6, 4)), 0.8),
@@ -499,14 +584,19 @@ SEARCHES = {  # name of the statement: (check, sample, least ratio that must be 
     "diagonal": (lambda p: bounds.diagonal_rows(p + 6 * EYE[:5, :5]), normal((5, 5)), 0.9),
     "dominant term": (lambda a, b: bounds.dominant_term(a, b / 10), normal((4, 4), (4, 4)), 0.9),
 } | {
-    f"{kind} logits, {form}": (lambda *a, kind=kind, form=form: bounds.logit_check(kind, *a, form), normal(*WEIGHTS), 0.9)
+    f"{kind} logits, {form}": (
+        lambda *a, kind=kind, form=form: bounds.logit_check(kind, *a, form),
+        normal(*WEIGHTS),
+        0.9,
+    )
     for kind in bounds.LOGITS
     for form in ("paper", "half_range")
 }  # fmt: skip
 # The least ratios are below what each of 20 starts reached. Of these statements one start in 20 stays below (the ascent
 # ends at a local maximum, or where the hypotheses cease to hold), one in two of the last (its hypotheses fail at once).
 STARTS = {"4.2 lowers": 4, "theorem 1, rate": 4, "diffuse": 4, "dominant term": 16}
-# What both sides of theorem 1 are after depends on a whole number of steps; its rate is searched here and in test_surveys.
+# What both sides of theorem 1 are after depends on a whole number of steps; its rate is searched here and in
+# test_surveys.
 UNSEARCHED = {"theorem 1", "theorem 1, floor"}
 
 

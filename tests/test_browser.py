@@ -1,4 +1,4 @@
-"""The explorers as a class meets them: headless Chromium against a real JupyterLab and a real Voilà, and the built site.
+"""The explorers as a class meets them: headless Chromium against real JupyterLab and Voilà, and the built site.
 
 Every control is moved to both ends and the middle with the keyboard; the numbers that the page then shows must be those
 that the plain functions compute here, and the picture must have changed. A screenshot of each explorer is left in
@@ -166,7 +166,8 @@ def pixels(explorer):
     """Return what the explorer's picture shows, as text."""
     return explorer.locator("img").evaluate(
         "image => {const canvas = document.createElement('canvas'); canvas.width = image.naturalWidth; "
-        "canvas.height = image.naturalHeight; canvas.getContext('2d').drawImage(image, 0, 0); return canvas.toDataURL()}"
+        "canvas.height = image.naturalHeight; canvas.getContext('2d').drawImage(image, 0, 0); "
+        "return canvas.toDataURL()}"
     )
 
 
@@ -286,8 +287,10 @@ def no_errors(page):
 
 def test_letters_are_large_enough_for_a_projector(opened):
     _, page, _ = opened
-    sizes = page.evaluate("""[...document.querySelectorAll('.explorer *')].filter(node => node.offsetParent && [...node.childNodes].some(
-        child => child.nodeType == 3 && child.textContent.trim())).map(node => [node.className, parseFloat(getComputedStyle(node).fontSize)])""")
+    sizes = page.evaluate("""[...document.querySelectorAll('.explorer *')].filter(
+        node => node.offsetParent && [...node.childNodes].some(
+            child => child.nodeType == 3 && child.textContent.trim())).map(
+        node => [node.className, parseFloat(getComputedStyle(node).fontSize)])""")
     assert sizes and not [size for size in sizes if size[1] < 14 * 96 / 72 - 0.01]
 
 
@@ -298,7 +301,7 @@ def test_nothing_is_asked_of_another_machine(opened):
 # --- The site ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, browser):
+def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, browser):  # noqa: F811, the fixture
     folder, _ = built
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), partial(http.server.SimpleHTTPRequestHandler, directory=folder)

@@ -1,4 +1,7 @@
-"""Condition numbers and effective ranks against scipy in float64, matrices with known singular values, and every kind of bad matrix."""
+"""Condition numbers and effective ranks against scipy in float64 and matrices with known singular values.
+
+And every kind of bad matrix.
+"""
 
 import math
 

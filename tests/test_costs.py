@@ -21,7 +21,7 @@ def flops(config, function=loop.train):
 
 
 def by_hand(dim, depth, tokens, patch, channels=1, classes=10):
-    """Return the FLOPs of a ViT's training step on one image: forward, and twice that back but for the pixels' gradient."""
+    """Return the FLOPs of a ViT's training step on one image: forward, twice that back but for the pixels' gradient."""
     block = 2 * (12 * tokens * dim**2 + 2 * tokens**2 * dim)
     embed = 2 * (tokens - 1) * channels * patch**2 * dim
     return 3 * (depth * block + 2 * dim * classes) + 2 * embed

@@ -1,4 +1,7 @@
-"""Dense probes: composed scenes, published layouts, linear segmentation, TokenCut against scipy, colours, stored runs."""
+"""Dense probes: composed scenes, published layouts, linear segmentation, TokenCut against scipy, colours.
+
+Stored runs, too.
+"""
 
 import dataclasses
 import math

@@ -95,7 +95,8 @@ def test_the_code_is_as_ruff_would_have_it(command):
 def test_importing_the_library_loads_no_more_than_it_needs():
     code = (
         "import sys, lib.companion.runs, lib.training.loop; "
-        "print([name for name in ('papermill', 'snakemake', 'jupyterlab', 'transformers', 'sklearn') if name in sys.modules])"
+        "print([name for name in ('papermill', 'snakemake', 'jupyterlab', 'transformers', 'sklearn') "
+        "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Malformed presets, parameters, checkpoints, claims and images: an answer or one line of error, never anything else."""
+"""Malformed presets, parameters, checkpoints, claims and images: an answer or one line of error, nothing else."""
 
 import io
 import json

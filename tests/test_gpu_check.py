@@ -1,4 +1,4 @@
-"""The GPU check on a machine without one: its table agrees with itself, notices what is off, and keeps to its own entries."""
+"""The GPU check without a GPU: its table agrees with itself, notices what is off, and keeps to its own entries."""
 
 import dataclasses
 import itertools

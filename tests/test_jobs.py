@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,8 +83,8 @@ def test_the_plan_counts_what_is_to_do(tmp_path, monkeypatch):
         in text
     )
     assert (
-        f"{sum(2 for need in waiting if need.gpus):.0f} GPU hours; at most {sum(need.disk for need in waiting):g} GB of disk"
-        in text
+        f"{sum(2 for need in waiting if need.gpus):.0f} GPU hours; "
+        f"at most {sum(need.disk for need in waiting):g} GB of disk" in text
     )
     assert "more than its limit" in text and text.endswith(
         "more than its limit: 00_overview; give it more in workflow/resources.yaml"
@@ -257,7 +258,7 @@ def test_several_gpus_start_as_many_processes(monkeypatch):
     for gpus, expected in (
         (0, None),
         (1, None),
-        (4, f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 4"),
+        (4, f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 4"),
     ):
         monkeypatch.setattr(
             sys, "argv", ["workflow", "execute", "01_skip_removal", "gpu", "out.ipynb", "--gpus", str(gpus)]

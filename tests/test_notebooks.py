@@ -195,7 +195,7 @@ ONLY = {
 
 
 def small(model, args):
-    """Return a model's arguments, narrow, with one or two blocks a stage; a Swin's windows shift in every second block."""
+    """Return a model's arguments, narrow, with one or two blocks a stage (a Swin's windows shift in every second)."""
     stages = len(args.get("depths", range(4)))
     staged = {"depths": [2] + [1] * (stages - 1), "num_heads": [2**stage for stage in range(stages)]}
     if model.startswith("swin"):

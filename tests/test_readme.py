@@ -12,6 +12,7 @@ from lib.files import ROOT
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]
 SMOKE = "-f notebooks/presets/smoke/01_skip_removal.yaml"
+SHORT = f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE}"
 
 # How each command is run here. A make target is expanded; what it would start is run by the tests of the workflow.
 RUN = {
@@ -22,11 +23,19 @@ RUN = {
     "make app": "make --dry-run app && .venv/bin/voila --version",  # test_browser.py opens the page
     "make site": "make --dry-run site && .venv/bin/python -m workflow.site PICTURES-site",
     "make lab": "make --dry-run lab && .venv/bin/jupyter lab --version",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4": f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p epochs 2 -p depth 4",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures": f".venv/bin/papermill notebooks/01_skip_removal.ipynb {os.devnull} {SMOKE} -p data PICTURES -p train_images 0",
-    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml": ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb",
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p epochs 2 -p depth 4": (
+        f"{SHORT} -p epochs 2 -p depth 4"
+    ),
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures": (
+        f"{SHORT} -p data PICTURES -p train_images 0"
+    ),
+    ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml": (
+        ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb"
+    ),
     "make plan PRESET=gpu": "make plan PRESET=gpu",
-    "make batch PRESET=gpu": "make --dry-run batch PRESET=gpu && .venv/bin/snakemake --cores all --config preset=gpu --dry-run",
+    "make batch PRESET=gpu": (
+        "make --dry-run batch PRESET=gpu && .venv/bin/snakemake --cores all --config preset=gpu --dry-run"
+    ),
     "make cluster PRESET=gpu": "make --dry-run cluster PRESET=gpu",  # run by test_slurm
     "make report PRESET=gpu": "make --dry-run report PRESET=gpu",
     "make gpu-check": "make --dry-run gpu-check && .venv/bin/python -m workflow.gpu_check --help",
@@ -38,7 +47,9 @@ RUN = {
     "make nightly": "make --dry-run nightly",
     "make check": "make --dry-run check",
     "make test-cpus": "make --dry-run test-cpus && .venv/bin/python -m workflow.cpus --help",
-    "make test-browser": "make --dry-run test-browser && .venv/bin/python -m pytest --collect-only -q tests/test_browser.py",
+    "make test-browser": (
+        "make --dry-run test-browser && .venv/bin/python -m pytest --collect-only -q tests/test_browser.py"
+    ),
     "make benchmark": "make --dry-run benchmark && .venv/bin/python -m benchmarks.loop --pairs 1",
 }
 

@@ -42,7 +42,8 @@ for seed in range(4):
     run, = runs.load_or_run(loop.train, [config], workers=0)
     figure, axis = figures.plt.subplots()
     axis.plot([row["validation_loss"] for row in run.history])
-    figures.save(figure, f"seed_{seed}", params.Parameters(notebook="01_skip_removal", preset="custom", seed=seed), [run.hash])
+    parameters = params.Parameters(notebook="01_skip_removal", preset="custom", seed=seed)
+    figures.save(figure, f"seed_{seed}", parameters, [run.hash])
     ledger.record({"asa.skip.both": ledger.Measurement((run.result["test_top1"],), (run.hash,))},
                   notebook="01_skip_removal", preset="quick", folder=out / "ledger")
 print("DONE", flush=True)

@@ -358,7 +358,8 @@ from test_loop import TINY, but
 from lib.companion import graying_survey, runs, scaling_survey
 from lib.training import loop
 if __name__ == "__main__":
-    found = runs.load_or_run(loop.train, [but(epochs=6), but(epochs=6, skip="none")], workers=int(sys.argv[1]), report=print)
+    configs = [but(epochs=6), but(epochs=6, skip="none")]
+    found = runs.load_or_run(loop.train, configs, workers=int(sys.argv[1]), report=print)
     print("DONE", [run.hash for run in found])
 """
 

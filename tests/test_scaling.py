@@ -379,7 +379,8 @@ def test_fused_and_unfused_attention_agree_in_float32(family, form):
     for attention, inputs, options in entered[:]:
         mask = options.get("mask")
         expected = direct_attention(copy.deepcopy(attention).double(), form, inputs[0].double(), mask)
-        # queries and keys; their products; over tokens, the sums of the softmax, the mean and the values; the projection
+        # queries and keys; their products; over tokens, the sums of the softmax, the mean and the values; the
+        # projection
         (n, d), heads = inputs[0].shape[-2:], attention.num_heads
         allowed = roundoff(torch.float32, d, d // heads, 3 * n, d) * expected.abs().max()
         for fused in (True, False):

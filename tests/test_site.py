@@ -1,4 +1,7 @@
-"""The static site: it builds from the executed notebooks, is complete, and loads nothing from elsewhere; no browser needed."""
+"""The static site: it builds from the executed notebooks, is complete, and loads nothing from elsewhere.
+
+No browser is needed.
+"""
 
 import time
 

@@ -187,7 +187,8 @@ def test_what_pre_training_did_to_the_neighbours_is_said():
     )
     others = table.assign(optimizer="soap", validation_top1=0.0)
     assert skipless_survey.neighbours(pandas.concat([table, others]), "adamw", 6) == (
-        "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before"
+        "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; "
+        "without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before"
     )
 
 
@@ -217,8 +218,8 @@ def test_the_best_reading_is_compared_with_the_chosen_one():
         ]
     )
     assert skipless_survey.best_reading(table) == (
-        "of 2 readings the best is MLP orthogonal, 45.0 ± 0.0 %: +4.0 ± 1.4 points from the chosen one (a Z for each head, MLP scaled), "
-        "41.0 ± 1.4 %, over 2 seed(s)"
+        "of 2 readings the best is MLP orthogonal, 45.0 ± 0.0 %: +4.0 ± 1.4 points "
+        "from the chosen one (a Z for each head, MLP scaled), 41.0 ± 1.4 %, over 2 seed(s)"
     )
     worse = table.assign(test_top1=table.test_top1.where(table.reading == skipless_survey.CHOSEN, 0.0))
     assert "the chosen one (a Z for each head, MLP scaled) is best: 41.0 ± 1.4 %" in skipless_survey.best_reading(worse)

@@ -1,6 +1,7 @@
 """The workflow on a real cluster manager: a SLURM of one node, started here, runs notebooks, loses one, and resumes.
 
-Needs Debian's slurmctld, slurmd and munge, and root. Skipped where they are missing, unless COMPANION_REQUIRE_SLURM is set.
+Needs Debian's slurmctld, slurmd and munge, and root. Skipped where they are missing, unless COMPANION_REQUIRE_SLURM
+is set.
 """
 
 import os
@@ -138,7 +139,7 @@ def idle(environment):
 
 
 def running(environment):
-    """Return {comment of snakemake's, such as rule_notebook_wildcards_smoke_01_skip_removal: job id} of running jobs."""
+    """Return {snakemake's comment, such as rule_notebook_wildcards_smoke_01_skip_removal: job id} of running jobs."""
     listed = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%k %i"], env=environment, capture_output=True, text=True)
     return dict(line.rsplit(" ", 1) for line in listed.stdout.splitlines() if " " in line)
 

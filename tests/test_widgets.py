@@ -1,4 +1,4 @@
-"""The explorers without a browser: every control changes the picture, every problem is told inside, uploads of any kind."""
+"""Explorers without a browser: every control changes the picture, every problem is told inside, uploads of any kind."""
 
 import io
 import itertools
@@ -269,5 +269,8 @@ def test_a_wrong_start_is_refused():
 
 
 def test_explorers_open_without_waiting_for_timm_or_the_training_loop():
-    code = "import sys, lib.companion.widgets; print([name for name in ('timm', 'lib.training.loop') if name in sys.modules])"
+    code = (
+        "import sys, lib.companion.widgets; "
+        "print([name for name in ('timm', 'lib.training.loop') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True).stdout == "[]\n"

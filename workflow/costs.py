@@ -1,9 +1,9 @@
 """What a preset would train, and how long that takes: a notebook's runs, named without being computed, and their FLOPs.
 
-The cells tagged `rehearsed` are executed within `lib.companion.runs.rehearsing`. They ask for the runs that the notebook
-computes, except that the first learning rate of a grid wins. A training step of each model is counted by torch's
-FlopCounterMode; `workflow/rates.yaml` says how many FLOPs a device gets done in a second. What notebooks measure besides
-(condition numbers, times, scores of frozen features) is not counted.
+The cells tagged `rehearsed` are executed within `lib.companion.runs.rehearsing`. They ask for the runs that the
+notebook computes, except that the first learning rate of a grid wins. A training step of each model is counted by
+torch's FlopCounterMode; `workflow/rates.yaml` says how many FLOPs a device gets done in a second. What notebooks
+measure besides (condition numbers, times, scores of frozen features) is not counted.
 """
 
 import contextlib
@@ -45,9 +45,10 @@ class Expected:
 
 
 def expected(preset: str, folder: Path) -> dict[str, Expected]:
-    """Return what each notebook would train in a preset, from an empty store; a run that several ask for is the first's.
+    """Return what each notebook would train in a preset, from an empty store; a run several ask for is the first's.
 
-    Counting takes up to a minute, so the answer is kept in `folder`/plan.json until a notebook, a preset or a rate changes.
+    Counting takes up to a minute, so the answer is kept in `folder`/plan.json until a notebook, a preset or a rate
+    changes.
     """
     made_of = fingerprint.digest(
         [
@@ -79,7 +80,10 @@ def _expected(preset: str) -> dict[str, Expected]:
 
 
 def configurations(notebook: str, preset: str) -> dict[str, tuple[Callable, RunConfig]]:
-    """Return (function, configuration) of every run that a notebook trains in a preset. Raises InputError where a cell fails."""
+    """Return (function, configuration) of every run that a notebook trains in a preset.
+
+    Raises InputError where a cell fails.
+    """
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     before = os.environ.get(params.PRESET_VARIABLE)
     os.environ[params.PRESET_VARIABLE] = preset

@@ -5,8 +5,8 @@
     python -m workflow.cpus --bits                   only which parts of a run are the same bits where
 
 A processor is simulated by environment alone: each numerical library takes the instructions that it is told to. Where
-Debian's qemu-user is installed, the numerics also run on an emulated Haswell and an emulated EPYC, which differ in more:
-Intel's library takes other ways on the processors of its own maker.
+Debian's qemu-user is installed, the numerics also run on an emulated Haswell and an emulated EPYC, which differ in
+more: Intel's library takes other ways on the processors of its own maker.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Check one GPU in minutes: does it compute what a CPU does, how fast, and does the first experiment show what it should?
+"""Check one GPU in minutes: does it compute as a CPU does, how fast, and does the first experiment show what it should?
 
     make gpu-check                                          the embedded data only
     COMPANION_CIFAR10=path/to/cifar10 make gpu-check        and CIFAR-10 from a local folder
@@ -6,7 +6,8 @@
 Four parts: every function of the library on the GPU against the CPU; the time of a training step of ViT-B/16 with each
 way to gray a batch, with AttnScale both ways, compiled and not; images per second of the training loop against the same
 model on one resident batch; and the arms of skip removal, for as many epochs as the minutes allow. Prints tables and
-writes data/gpu_check.json; what measures a claim goes to data/ledger/gpu, unless the notebook has been run there (`record`).
+writes data/gpu_check.json; what measures a claim goes to data/ledger/gpu, unless the notebook has been run there
+(`record`).
 """
 
 import argparse
@@ -277,7 +278,7 @@ def _fitted(layer: torch.nn.Conv2d, loss: float, features: Tensor) -> list:
 
 
 def parity(device: torch.device) -> list[dict]:
-    """Compare every case on `device` with the CPU, in full float32; what a function says as it fails is its difference."""
+    """Compare every case on `device` with the CPU, in full float32; what one says as it fails is its difference."""
     rows = []
     for name, (function, given, allowed) in parity_cases().items():
         expected = _flat(function(*given))
@@ -407,7 +408,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def rates(steps: list[dict], speed: dict, device: torch.device, data: str) -> dict:
-    """Return what `workflow/rates.yaml` should say of this device: from the step of a large model and that of a small one."""
+    """Return what `workflow/rates.yaml` should say of this device, from a large model's step and a small one's."""
     plain, small = next(row for row in steps if row["step"] == "plain"), recipe(device, data, epochs=1)
     large = recipe(device, data, epochs=1, model=plain["model"], model_args={}, img_size=224, channels=3)
     counts = [plain["batch"], small.batch_size]
@@ -437,9 +438,9 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     Time ratios are measured by notebook 02's own function, in fewer rounds. The arms of skip removal count as notebook
     01's only where they were trained on its data for all of its epochs, which takes more than 8 `--minutes`; shorter
     ones stay in data/gpu_check.json, since the levels, the differences and the divergences that the claims speak of are
-    those of a whole training. Even then they are one seed at a learning rate that was not chosen on the baseline: the note
-    says so, and the rules, which ask for 3 seeds, leave these claims undecided. What a notebook itself recorded is never
-    touched.
+    those of a whole training. Even then they are one seed at a learning rate that was not chosen on the baseline: the
+    note says so, and the rules, which ask for 3 seeds, leave these claims undecided. What a notebook itself recorded is
+    never touched.
     """
     if found["device"]["device"] != "cuda":
         return "nothing recorded in the ledger: no GPU"
@@ -501,7 +502,10 @@ def table(rows: list[dict]) -> str:
 
 
 def check(device: torch.device, minutes: float) -> str:
-    """Do all of it, printing as it goes; return what was recorded. Raises InputError without a GPU, or where it disagrees."""
+    """Do all of it, printing as it goes; return what was recorded.
+
+    Raises InputError without a GPU, or where it disagrees.
+    """
     deadline = time.monotonic() + 60 * minutes
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("this machine shows no GPU to torch; nothing was checked")

@@ -77,7 +77,7 @@ def state(notebook: str, preset: str) -> str:
 
 
 def plan(preset: str, seconds: Mapping[str, float], runs: Mapping[str, int]) -> str:
-    """Return a table of a preset's jobs: state, what each asks for, how long it should take, and the sum of what is to do.
+    """Return a table of a preset's jobs: state, what each asks for, how long it should take, the sum of what is to do.
 
     `seconds` says how long each notebook's `runs` take one after the other on one device (a GPU, or a core where a job
     has none). A job's runs go side by side on its devices and those of the jobs that share them.
@@ -122,8 +122,8 @@ def plan(preset: str, seconds: Mapping[str, float], runs: Mapping[str, int]) -> 
         "took (min)",
     )
     lines = [
-        f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), one notebook after "
-        f"the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"
+        f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), "
+        f"one notebook after the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"
     ]
     if tight:
         lines.append(f"more than its limit: {', '.join(tight)}; give it more in workflow/resources.yaml")
