@@ -15,8 +15,9 @@ from workflow import jobs
 PRESET = config.get("preset", "quick")
 if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
+ROOT = str(workflow.basedir)  # a job may start in another folder
 # :q quotes a path that the shell would take apart.
-EXECUTE = ("{sys.executable:q} -m workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
+EXECUTE = ("PYTHONPATH={ROOT:q} {sys.executable:q} -m workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
            "--gpus {resources.gpu} 2>&1 | tee {log:q}")
 
 

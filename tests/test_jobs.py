@@ -166,7 +166,9 @@ def project(tmp_path_factory):
     snakefile = (root / "Snakefile").read_text()
     files.write(
         root / "Snakefile",
-        snakefile.replace("{sys.executable:q} -m workflow execute", "echo {output} > {output}; echo"),
+        snakefile.replace(
+            "PYTHONPATH={ROOT:q} {sys.executable:q} -m workflow execute", "echo {output} > {output}; echo"
+        ),
     )
     assert snakemake(root) == {"00_overview", "01_one", "02_two"}
     return root

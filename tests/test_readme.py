@@ -27,7 +27,7 @@ RUN = {
         f"{SHORT} -p epochs 2 -p depth 4"
     ),
     ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -p data path/to/pictures": (
-        f"{SHORT} -p data PICTURES -p train_images 0"
+        f"{SHORT} -p data PICTURES -p train_images 0 -p kappa_images 8"
     ),
     ".venv/bin/papermill notebooks/01_skip_removal.ipynb out.ipynb -f notebooks/presets/gpu/01_skip_removal.yaml": (
         ".venv/bin/papermill --help-notebook notebooks/01_skip_removal.ipynb"
