@@ -20,17 +20,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import workflow
 from lib.training import loop
 
-CONFIG = loop.TrainConfig(
-    data="fashion_mnist",
-    model="vit",
-    seed=0,
-    epochs=1,
-    learning_rate=1e-3,
-    probe_images=0,
-    model_args={"embed_dim": 48, "depth": 8, "num_heads": 3, "patch_size": 7},
-)
+CONFIG = dataclasses.replace(workflow.CONFIG, probe_images=0)  # nothing but training and evaluation
 
 
 def batches(config: loop.TrainConfig) -> tuple[Iterator, ...]:

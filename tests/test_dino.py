@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from interruption import equal, interrupted, weights
+from test_selfsupervised import TINY_PRETRAINING
 
 from lib.companion import runs
 from lib.errors import InputError
@@ -15,15 +16,7 @@ from lib.training import checkpoint, dino, loop
 from lib.training.dino import DinoConfig, build_vit, distil, load_teacher, neighbour_top1
 
 TINY = DinoConfig(
-    data="fashion_mnist",
-    model="vit",
-    model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
-    seed=3,
-    epochs=3,
-    learning_rate=3e-3,
-    train_images=200,
-    test_images=100,
-    batch_size=32,
+    **TINY_PRETRAINING,
     outputs=32,
     hidden_dim=16,
     bottleneck_dim=8,

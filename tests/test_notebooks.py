@@ -16,6 +16,7 @@ from lib import files
 from lib.companion import fingerprint, params
 from lib.models import zoo
 from lib.training import dense
+from workflow.cpus import NBVAL
 from workflow.execute import execute
 
 NOTEBOOKS = fingerprint.notebooks()
@@ -94,17 +95,7 @@ print(json.dumps(collections.Counter(function.__name__ for function, _ in asked)
 def test_nbval_in_the_smoke_preset_and_the_plan_knows_its_runs(notebook, store):
     environment = os.environ | {params.PRESET_VARIABLE: "smoke"}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-n0",
-            "--nbval",
-            "--nbval-cell-timeout=600",
-            f"notebooks/{notebook}.ipynb",
-        ],
+        [sys.executable, *NBVAL, f"notebooks/{notebook}.ipynb"],
         cwd=files.ROOT,
         env=environment,
         capture_output=True,

@@ -14,7 +14,7 @@ from lib.training import checkpoint, loop, selfsupervised
 from lib.training.selfsupervised import MaeConfig, build_model, pretrain
 from lib.transforms.graying import patchify, unpatchify
 
-TINY = MaeConfig(
+TINY_PRETRAINING = dict(
     data="fashion_mnist",
     model="vit",
     model_args={"embed_dim": 16, "num_heads": 2, "patch_size": 7, "depth": 2},
@@ -24,6 +24,9 @@ TINY = MaeConfig(
     train_images=200,
     test_images=100,
     batch_size=32,
+)
+TINY = MaeConfig(
+    **TINY_PRETRAINING,
     decoder_dim=16,
     decoder_depth=1,
     decoder_heads=2,

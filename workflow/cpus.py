@@ -26,6 +26,7 @@ from lib.errors import InputError, run_command, unknown
 from workflow import bits
 
 NOTEBOOKS = ("01_skip_removal", "04_bounds")
+NBVAL = ("-m", "pytest", "-p", "no:cacheprovider", "-n0", "--nbval", "--nbval-cell-timeout=600")
 QEMU = "qemu-x86_64"
 
 
@@ -110,13 +111,7 @@ def notebooks(name: str) -> str | None:
     with tempfile.TemporaryDirectory() as store:
         done = run(
             PROCESSORS[name],
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-n0",
-            "--nbval",
-            "--nbval-cell-timeout=600",
+            *NBVAL,
             *(f"notebooks/{notebook}.ipynb" for notebook in NOTEBOOKS),
             COMPANION_PRESET="smoke",
             COMPANION_RUNS=store,
