@@ -1,10 +1,12 @@
 """Data sets: what is loaded, how it is split and served, and what is said about bad input."""
 
 import gzip
+import io
 import logging
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -16,11 +18,11 @@ import pyarrow.parquet
 import pytest
 import standin
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from lib.companion import widgets
 from lib.errors import InputError
-from lib.training import data
+from lib.training import data, pictures
 from lib.training.data import Resident, Streaming, load
 from lib.transforms.augment import share
 from lib.transforms.graying import TokenGraying
@@ -666,6 +668,24 @@ def test_images_are_turned_as_their_exif_data_say_and_hidden_colours_stay_hidden
     pixels = load(folder, channels=3).test.pixels
     assert (pixels[0, :, :4] == 0).all() and (pixels[0, :, 4:] == 255).all()
     assert (pixels[1:3] == 255).all()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_every_orientation_is_pillows_and_holds_beside_damaged_exif_data(turn):
+    image = standin.picture(0, 0, (8, 6))
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    whole, damaged = io.BytesIO(), io.BytesIO()
+    image.save(whole, "png", exif=exif)
+    # Little-endian, two entries: the orientation, and a description that is a fraction, which Pillow cannot write.
+    entries = struct.pack("<HHII", 0x0112, 3, 1, turn) + struct.pack("<HHII", 0x010E, 5, 1, 8)
+    image.save(damaged, "png", exif=b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + entries + bytes(4))
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(whole)))
+    assert np.array_equal(pictures.read(whole)[0], expected)
+    assert np.array_equal(pictures.read(damaged)[0], expected)
+    if turn > 1:  # else the damage would show nothing
+        with pytest.raises(AttributeError, match="encode"):
+            ImageOps.exif_transpose(Image.open(damaged))
 
 
 def test_training_and_the_explorers_read_one_picture_alike(folder):

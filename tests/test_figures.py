@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import matplotlib
 import pandas
 import pytest
 from PIL import Image
@@ -54,6 +55,13 @@ def test_only_quick_figures_go_where_the_published_ones_are(project, preset):
 def test_equal_figures_are_equal_files(project):
     contents = [figures.save(draw(), "one", parameters("quick")).read_bytes() for _ in range(2)]
     assert contents[0] == contents[1]
+
+
+def test_a_readers_matplotlibrc_changes_nothing(project):
+    expected = figures.save(draw(), "one", parameters("quick")).read_bytes()
+    with matplotlib.rc_context({"savefig.bbox": "tight", "lines.marker": "o", "savefig.facecolor": "black"}):
+        figures.theme()
+        assert figures.save(draw(), "one", parameters("quick")).read_bytes() == expected
 
 
 def test_the_gallery_shows_every_quick_figure(project):

@@ -1,6 +1,8 @@
 """A fingerprint changes with what results depend on, and with nothing else."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -128,3 +130,20 @@ def test_a_processor_is_named_with_what_tells_it_from_others_of_that_name(tmp_pa
         (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(provenance, "Path", lambda _: tmp_path / "cpuinfo")
         assert provenance.machine("cpu")["device_name"] == name
+
+
+def test_the_commit_is_that_of_this_checkout_alone(tmp_path, monkeypatch):
+    """Not of a repository that a hook's GIT_DIR names, nor of one around a copy that has none."""
+    environment = {f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
+        subprocess.run(["git", "-C", tmp_path, *command], env=os.environ | environment, check=True)
+    (tmp_path / "copy").mkdir()
+    expected = provenance.git_state()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    other = provenance.git_state()
+    assert other["commit"] and other != expected
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / "copy")
+    assert provenance.git_state() == {"commit": None, "dirty": None}
+    monkeypatch.undo()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    assert provenance.git_state() == expected

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+import standin
 import torch
+from accelerate.state import AcceleratorState
 from interruption import interrupted
 from test_loop import TINY, but
 
@@ -55,6 +57,34 @@ def test_a_run_knows_where_it_comes_from(store):
     assert provenance["machine"]["device"] == "cpu" and provenance["process_peak_memory_bytes"] > 1e8
     assert set(provenance["git"]) == {"commit", "dirty"} and len(provenance["seconds_per_epoch"]) == TINY.epochs
     assert json.loads((run.folder / "config.json").read_text()) == dataclasses.asdict(TINY)
+
+
+@pytest.mark.parametrize("variable, value", [("MIXED_PRECISION", "bf16"), ("GRADIENT_ACCUMULATION_STEPS", "8")])
+def test_accelerates_environment_changes_no_number(store, monkeypatch, variable, value):
+    (expected,) = load_or_run()
+    AcceleratorState._reset_state(reset_partial_state=True)  # else it is as it was set up first in this process
+    monkeypatch.setenv(f"ACCELERATE_{variable}", value)
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    (run,) = load_or_run()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+
+
+def test_what_splits_a_model_is_refused(store, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(InputError, match="^ACCELERATE_USE_FSDP is set; .*data parallelism only: unset it"):
+        load_or_run()
+
+
+def test_a_relative_data_folder_is_the_one_seen_from_here_under_a_launcher_too(store, monkeypatch, tmp_path):
+    standin.make_folder(tmp_path / "pictures", {"train/cat": 40, "train/dog": 40, "test/cat": 8, "test/dog": 8})
+    monkeypatch.chdir(tmp_path)
+    config = but(data="pictures", train_images=None, test_images=None, channels=1, img_size=28, epochs=1)
+    (here,) = load_or_run(config)
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    monkeypatch.setenv("COMPANION_LAUNCH", shlex.quote(sys.executable))
+    (launched,) = load_or_run(config)
+    assert launched.hash == here.hash and launched.history == here.history
 
 
 def test_a_stored_model_scores_what_its_result_says(store):

@@ -118,9 +118,10 @@ def benchmark(name: str) -> str:
     if done.returncode:
         raise InputError(f"benchmarks/{name}.py failed: {done.stderr.strip().splitlines()[-1]}")
     machine, versions, git = provenance.machine("cpu"), provenance.versions(), provenance.git_state()
+    commit = (git["commit"] or "unknown")[:8]
     text = (
         f"`python -m benchmarks.{name}` with torch {versions['torch']} on one thread of {machine['cores']} cores "
-        f"({machine['device_name']}), commit {git['commit'][:8]}{' and changes' if git['dirty'] else ''}:\n\n"
+        f"({machine['device_name']}), commit {commit}{' and changes' if git['dirty'] else ''}:\n\n"
     )
     files.write(BENCHMARKS / "results" / f"{name}.md", text + done.stdout)
     return text + done.stdout

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import matplotlib
 import matplotlib.pyplot as plt
 import pandas
 import seaborn
@@ -19,7 +20,8 @@ UNCOMMITTED = ("replicate", "smoke", "custom")  # presets whose figures are not 
 
 
 def theme() -> None:
-    """Set the look of every figure: colour-blind-safe, readable at column width."""
+    """Set the look of every figure, whatever matplotlibrc says: colour-blind-safe, readable at column width."""
+    matplotlib.rcdefaults()
     seaborn.set_theme("paper", "whitegrid", palette=PALETTE, font_scale=1.1,
                       rc={"figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True,
                           "axes.titlesize": "medium", "legend.frameon": False})

@@ -16,6 +16,9 @@ NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "lightly", "
                       "scipy")
 
 
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide numbers."""
@@ -29,14 +32,23 @@ def lock_hash() -> str:
 
 
 def git_state() -> dict:
-    """Return the commit of the checkout and whether tracked files differ from it; None where git cannot say."""
+    """Return the commit of the checkout and whether tracked files differ from it; None where git cannot say.
+
+    Neither a repository around a copy without one of its own counts, nor one that GIT_DIR names, as in a hook.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True, encoding="utf-8")
+            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True, encoding="utf-8",
+                                  env=environment)
         except (OSError, subprocess.CalledProcessError):
             return None
         return done.stdout.strip()
 
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != ROOT:
+        return {"commit": None, "dirty": None}
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
@@ -44,7 +56,9 @@ def git_state() -> dict:
 def machine(device: str) -> dict:
     """Describe the machine and the device a result was computed on."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    return {"device": device, "device_name": name, "arithmetic": torch.backends.cpu.get_cpu_capability(), "cores": os.cpu_count(), "system": platform.system()}
+    arithmetic = torch.backends.cpu.get_cpu_capability()
+    return {"device": device, "device_name": name, "arithmetic": arithmetic, "cores": os.cpu_count(),
+            "system": platform.system()}
 
 
 def _processor() -> str:

@@ -310,7 +310,10 @@ class _Job:
         failure = self.folder / member.FAILURE
         failure.unlink(missing_ok=True)
         try:
-            done = subprocess.run(command, cwd=files.ROOT, capture_output=True, encoding="utf-8", errors="replace")
+            # From this folder, since a configuration may name its data from here.
+            path = os.pathsep.join(filter(None, (str(files.ROOT), os.environ.get("PYTHONPATH"))))
+            done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, encoding="utf-8",
+                                  errors="replace")
         except OSError as error:
             raise InputError(f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}") from error
         outcome = self.folder / "outcome.json"

@@ -3,10 +3,13 @@
 import warnings
 from typing import BinaryIO
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from lib.errors import InputError
 
+Turn = Image.Transpose
+TURNS = {2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE,
+         6: Turn.ROTATE_270, 7: Turn.TRANSVERSE, 8: Turn.ROTATE_90}  # by EXIF's orientation; 1 is upright
 DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "F")  # more than 8 bits a channel
 
 
@@ -49,7 +52,6 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF data that cannot be read say nothing
-        return image.copy()
+    """Return the image turned; `ImageOps.exif_transpose` writes the EXIF data anew and fails where any of them are damaged."""
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    return image.copy() if turn is None else image.transpose(turn)

@@ -13,6 +13,7 @@ import abc
 import contextlib
 import functools
 import math
+import os
 import random
 import tempfile
 import time
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 import numpy
 import torch
 from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
 from timm.layers import DropPath
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler
@@ -188,6 +190,14 @@ def _tiny_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+def _check_environment() -> None:
+    """Raise InputError where accelerate is told to split a model over devices, which runs here do not."""
+    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+            raise InputError(f"ACCELERATE_USE_{name} is set; a run here is computed by data parallelism only: unset it, or "
+                             "choose multi-GPU in accelerate's configuration")
+
+
 class Run(abc.ABC):
     """The state of one run between epochs.
 
@@ -199,9 +209,12 @@ class Run(abc.ABC):
     kept: tuple[str, ...] = ()
 
     def __init__(self, config: RunConfig, folder: Path):
+        _check_environment()
         self.config, self.folder, self.data = config, folder, dataset(config)
-        self.accelerator = Accelerator(cpu=config.device == "cpu",
-                                       gradient_accumulation_steps=getattr(config, "accumulation", 1))
+        steps = GradientAccumulationPlugin(num_steps=getattr(config, "accumulation", 1))
+        # Said in full: what is left out accelerate takes from the environment, which no run's hash knows.
+        self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no", dynamo_backend="no",
+                                       gradient_accumulation_plugin=steps)
         self.device = self.accelerator.device
         if self.device.type != config.device:
             raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
