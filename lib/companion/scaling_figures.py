@@ -1,5 +1,6 @@
 """The figures of notebook 05: they draw what `scaling_survey` computed, and compute nothing."""
 
+import re
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -128,7 +129,7 @@ def adding(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float, s
         axis = axes[0, column]
         seaborn.heatmap(mean / scale, annot=mean, fmt="+.2f", cmap="RdBu", vmin=-1, vmax=1, cbar=False, linewidths=0.5,
                         ax=axis)
-        axis.set_xticklabels([name.replace(" of ", "\nof ").replace(" sim", "\nsim") for name in MEASURES.values()], rotation=0)
+        axis.set_xticklabels([re.sub(r" (SAB|sim|\(%)", r"\n\1", name) for name in MEASURES.values()], rotation=0)
         axis.set(title=f"{SKIPS[skip]}: change by each cure alone", ylabel="")
         axis, rows = axes[1, column], comparison[comparison.skip == skip]
         ends = [min(rows.parts.min(), rows.gain.min(), 0) - 1, max(rows.parts.max(), rows.gain.max(), 0) + 1]
