@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lib.companion import fingerprint
 from lib.errors import run_command
-from workflow import jobs, publish
+from workflow import jobs
 from workflow.execute import execute
 
 
@@ -52,12 +52,6 @@ def _command(arguments: argparse.Namespace) -> str | None:
             ]
             os.environ.setdefault("COMPANION_LAUNCH", shlex.join(launcher))
         return execute(arguments.notebook, arguments.preset, arguments.output.resolve())
-    if arguments.command == "publish":
-        return publish.publish()
-    if arguments.command == "compare":
-        return publish.compare()
-    if arguments.command == "benchmark":
-        return publish.benchmark(arguments.name)
     if arguments.command == "plan":
         from workflow import costs  # it needs torch
 
@@ -69,6 +63,14 @@ def _command(arguments: argparse.Namespace) -> str | None:
         )
     if arguments.command == "failures":
         return "\n".join(jobs.failures(arguments.preset))
+    from workflow import publish  # it needs pandas
+
+    if arguments.command == "publish":
+        return publish.publish()
+    if arguments.command == "compare":
+        return publish.compare()
+    if arguments.command == "benchmark":
+        return publish.benchmark(arguments.name)
     problems = [f"{problem}; run: make reproduce" for problem in publish.check()]
     if problems:
         sys.exit("\n".join(problems))

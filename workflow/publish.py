@@ -9,7 +9,7 @@ import sys
 import nbformat
 
 from lib import files
-from lib.companion import fingerprint
+from lib.companion import fingerprint, ledger, provenance, replication
 from lib.companion.fingerprint import notebook_path
 from lib.errors import InputError
 from workflow.jobs import BUILD
@@ -28,8 +28,6 @@ SHOWN = {
 
 def publish() -> str:
     """Put the executed quick notebooks and the ledger where readers look; return what to tell the user."""
-    from lib.companion import ledger  # it needs pandas, which the jobs that execute a notebook can do without
-
     for notebook in fingerprint.notebooks():
         _publish_notebook(notebook)
     files.write(README, _current_readme())
@@ -39,8 +37,6 @@ def publish() -> str:
 
 def compare() -> str:
     """Show in the README, and return, how the run with other seeds compares. Raises InputError where it contradicts."""
-    from lib.companion import replication
-
     pairs = replication.compare()
     files.write(README, _current_readme())
     if contradictions := replication.contradictions(pairs):
@@ -76,8 +72,6 @@ def _publish_notebook(notebook: str) -> None:
 
 
 def _ledger_digest(notebook: str) -> str | None:
-    from lib.companion import ledger
-
     path = ledger.LEDGER / "quick" / f"{notebook}.json"
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
@@ -105,8 +99,6 @@ def _problems(notebook: str) -> list[str]:
 
 def benchmark(name: str) -> str:
     """Run benchmarks/NAME.py on one thread and store what it prints, with what it ran on; return that."""
-    from lib.companion import provenance
-
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}"],
         cwd=files.ROOT,
@@ -130,8 +122,6 @@ def benchmark(name: str) -> str:
 def _current_readme() -> str:
     """Return README.md with the ledger, the rerun and the benchmarks as they are stored."""
     text = README.read_text(encoding="utf-8")
-    from lib.companion import ledger, replication
-
     blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True)), (RERUN_START, RERUN_END, replication.section())]
     for name, (start, end) in SHOWN.items():
         stored = BENCHMARKS / "results" / f"{name}.md"
