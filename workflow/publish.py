@@ -9,7 +9,7 @@ import sys
 import nbformat
 
 from lib import files
-from lib.companion import fingerprint, ledger, provenance, replication
+from lib.companion import fingerprint, ledger, replication
 from lib.companion.fingerprint import notebook_path
 from lib.errors import InputError
 from workflow.jobs import BUILD
@@ -99,6 +99,8 @@ def _problems(notebook: str) -> list[str]:
 
 def benchmark(name: str) -> str:
     """Run benchmarks/NAME.py on one thread and store what it prints, with what it ran on; return that."""
+    from lib.companion import provenance  # it needs torch, which checking and publishing can do without
+
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}"],
         cwd=files.ROOT,
