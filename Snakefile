@@ -8,8 +8,8 @@
 # its preset, the library modules it imports, the rules of its claims, the data and the pinned versions.
 import sys
 
-sys.path.insert(0, workflow.basedir)
-from lib.companion import fingerprint
+sys.path[:0] = [f"{workflow.basedir}/lib", workflow.basedir]
+from skiplab.companion import fingerprint
 from workflow import jobs
 
 PRESET = config.get("preset", "quick")
@@ -17,7 +17,7 @@ if PRESET not in fingerprint.PRESETS:
     raise WorkflowError(f"unknown preset {PRESET!r} (allowed: {', '.join(fingerprint.PRESETS)})")
 ROOT = str(workflow.basedir)  # a job may start in another folder
 # :q quotes a path that the shell would take apart.
-EXECUTE = ("PYTHONPATH={ROOT:q} {sys.executable:q} -m workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
+EXECUTE = ("PYTHONPATH={ROOT:q}/lib:{ROOT:q} {sys.executable:q} -m workflow execute {wildcards.notebook} {wildcards.preset} {output:q} "
            "--gpus {resources.gpu} 2>&1 | tee {log:q}")
 
 

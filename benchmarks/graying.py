@@ -16,8 +16,8 @@ import numpy as np
 import timm
 import torch
 
-from lib.companion.graying_survey import interleaved, median_ratio
-from lib.transforms.graying import _dct_matrix, gray_dct, gray_svd, gray_svd_fast, patchify
+from skiplab.companion.graying_survey import interleaved, median_ratio
+from skiplab.transforms.graying import _dct_matrix, gray_dct, gray_svd, gray_svd_fast, patchify
 
 PICTURES = 8
 SIZES = {  # image and patch size

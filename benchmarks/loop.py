@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import workflow
-from lib.training import loop
+from skiplab.training import loop
 
 CONFIG = dataclasses.replace(workflow.CONFIG, probe_images=0)  # nothing but training and evaluation
 
@@ -72,7 +72,7 @@ def import_seconds() -> float:
     """Return what importing the library costs beyond torch and timm."""
     code = (
         "import time, torch, timm; start = time.process_time(); "
-        "import lib.companion.runs, lib.training.loop; print(time.process_time() - start)"
+        "import skiplab.companion.runs, skiplab.training.loop; print(time.process_time() - start)"
     )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8").stdout)
 

@@ -22,7 +22,7 @@ import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 
-from lib.models.scaling import apply_scaling
+from skiplab.models.scaling import apply_scaling
 
 SHORT, MIDDLE, LONG = 197, 785, 1569  # tokens: 14², 28² and (two frames) 2 · 28² patches and a class token
 BATCH = {SHORT: 16, LONG: 1}  # images a step

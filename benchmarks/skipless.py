@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import torch
 
-from lib.companion import skipless_survey
-from lib.models import create_model
-from lib.models.skipless import SkiplessInit
-from lib.theory.conditioning import condition_number
-from lib.training.dense import token_cut
+from skiplab.companion import skipless_survey
+from skiplab.models import create_model
+from skiplab.models.skipless import SkiplessInit
+from skiplab.theory.conditioning import condition_number
+from skiplab.training.dense import token_cut
 
 
 def median(function: Callable[[], object], rounds: int, clock: Callable[[], float] = time.process_time) -> float:

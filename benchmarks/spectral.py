@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from lib.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_extremes
-from lib.theory.spectral import frequency_response
+from skiplab.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_extremes
+from skiplab.theory.spectral import frequency_response
 
 
 def seconds(function: Callable[[], object]) -> float:

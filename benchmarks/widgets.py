@@ -14,8 +14,8 @@ import nbformat
 import torch
 from jupyter_client.manager import start_new_kernel
 
-from lib.companion import explorations, figures, widgets
-from lib.companion.fingerprint import notebook_path
+from skiplab.companion import explorations, figures, widgets
+from skiplab.companion.fingerprint import notebook_path
 
 OPENINGS = 3
 

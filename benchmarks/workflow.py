@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from lib import files
-from lib.companion import fingerprint
-from lib.training import loop
+from skiplab import files
+from skiplab.companion import fingerprint
+from skiplab.training import loop
 
 CONFIG = loop.TrainConfig(
     data="fashion_mnist",

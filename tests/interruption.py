@@ -4,9 +4,8 @@ import contextlib
 
 import pytest
 import torch
-
-from lib.training import checkpoint
-from lib.training.run import Run
+from skiplab.training import checkpoint
+from skiplab.training.run import Run
 
 
 @contextlib.contextmanager

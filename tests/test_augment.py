@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from skiplab.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 from standin import picture
-
-from lib.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 
 
 def batch(count=16, channels=3, height=9, width=7):

@@ -15,11 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import roundoff
-
-from lib.errors import InputError
-from lib.theory import bounds, counterexamples
-from lib.theory.conditioning import condition_number
-from lib.theory.spectral import hc, hc_ratio
+from skiplab.errors import InputError
+from skiplab.theory import bounds, counterexamples
+from skiplab.theory.conditioning import condition_number
+from skiplab.theory.spectral import hc, hc_ratio
 
 torch.set_num_threads(1)
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"

@@ -22,11 +22,10 @@ from functools import partial
 import numpy
 import pytest
 from PIL import Image
+from skiplab import files
+from skiplab.companion import explorations, params, widgets
+from skiplab.errors import InputError
 from test_site import built  # noqa: F401, a fixture
-
-from lib import files
-from lib.companion import explorations, params, widgets
-from lib.errors import InputError
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -319,7 +318,7 @@ def test_the_sites_pages_load_nothing_from_elsewhere_and_draw_formulas(built, br
         "notebooks/01_skip_removal.html",
         "notebooks/04_bounds.html",
         "notebooks/07_playground.html",
-        "api/lib.theory.bounds.html",
+        "api/skiplab.theory.bounds.html",
     ):
         page.goto(f"{address}/{path}")
         page.screenshot(path=files.make_folder(SHOTS) / f"site_{path.replace('/', '_')}.png")

@@ -13,9 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import roundoff
-
-from lib.errors import InputError
-from lib.theory.conditioning import condition_number, effective_rank, singular_values, summarise_log_kappa
+from skiplab.errors import InputError
+from skiplab.theory.conditioning import condition_number, effective_rank, singular_values, summarise_log_kappa
 
 torch.set_num_threads(1)
 

@@ -19,13 +19,12 @@ import pytest
 import standin
 import torch
 from PIL import Image, ImageOps
-
-from lib.companion import widgets
-from lib.errors import InputError
-from lib.training import data, pictures
-from lib.training.data import Resident, Streaming, load
-from lib.transforms.augment import share
-from lib.transforms.graying import TokenGraying
+from skiplab.companion import widgets
+from skiplab.errors import InputError
+from skiplab.training import data, pictures
+from skiplab.training.data import Resident, Streaming, load
+from skiplab.transforms.augment import share
+from skiplab.transforms.graying import TokenGraying
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -737,7 +736,7 @@ def test_out_of_reach_and_not_cached(tmp_path):
     """In a process of its own, since Hugging Face reads these variables when it is imported."""
     program = """if True:
         import time
-        from lib.training.data import InputError, load
+        from skiplab.training.data import InputError, load
         start = time.time()
         try:
             load("cifar10")

@@ -13,12 +13,11 @@ import standin
 import torch
 from rounding import roundoff
 from scipy import ndimage
+from skiplab.companion import runs
+from skiplab.errors import InputError
+from skiplab.training import dense, dino, loop
+from skiplab.training.dense import IGNORE, Backbone, DenseConfig, Scene, compose, token_cut
 from test_dino import TINY
-
-from lib.companion import runs
-from lib.errors import InputError
-from lib.training import dense, dino, loop
-from lib.training.dense import IGNORE, Backbone, DenseConfig, Scene, compose, token_cut
 
 DATA = loop.dataset(TINY)
 SMALL = DenseConfig(

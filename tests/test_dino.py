@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from interruption import equal, interrupted, weights
+from skiplab.companion import runs
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, dino, loop
+from skiplab.training.dino import DinoConfig, build_vit, distil, load_teacher, neighbour_top1
 from test_selfsupervised import TINY_PRETRAINING
-
-from lib.companion import runs
-from lib.errors import InputError
-from lib.training import checkpoint, dino, loop
-from lib.training.dino import DinoConfig, build_vit, distil, load_teacher, neighbour_top1
 
 TINY = DinoConfig(
     **TINY_PRETRAINING,

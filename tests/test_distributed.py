@@ -12,11 +12,10 @@ import test_dino
 import test_selfsupervised
 import torch
 from interruption import interrupted, weights
+from skiplab.companion import replay, runs
+from skiplab.errors import InputError
+from skiplab.training import dino, loop, selfsupervised
 from test_loop import TINY
-
-from lib.companion import replay, runs
-from lib.errors import InputError
-from lib.training import dino, loop, selfsupervised
 
 TWO = f"{shlex.quote(sys.executable)} -m torch.distributed.run --standalone --nproc-per-node 2"
 pytestmark = pytest.mark.slow
@@ -101,8 +100,8 @@ def test_two_processes_mask_and_crop_as_one_does(tmp_path, monkeypatch, function
 MEMBER = """
 import os, sys
 from pathlib import Path
-from lib import files
-from lib.companion import member
+from skiplab import files
+from skiplab.companion import member
 write = files.write
 def noted(path, content):
     with open(Path(__file__).with_name("writes"), "a") as file:
@@ -145,8 +144,8 @@ import os, sys
 sys.path.append({tests!r})
 import torch
 from test_loop import breaking
-from lib.companion import member
-from lib.training import loop
+from skiplab.companion import member
+from skiplab.training import loop
 if os.environ["RANK"] == "1":
     loop.build_model = breaking(loop.build_model, 4, lambda logits: {logits})
 member.compute(*sys.argv[3:])

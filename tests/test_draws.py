@@ -11,8 +11,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lib import draws
+from skiplab import draws
 
 UNIT = np.finfo(float).eps / 2
 

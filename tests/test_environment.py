@@ -10,8 +10,7 @@ import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-
-from lib.files import ROOT
+from skiplab.files import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WANTED = [
@@ -94,7 +93,7 @@ def test_the_code_is_as_ruff_would_have_it(command):
 
 def test_importing_the_library_loads_no_more_than_it_needs():
     code = (
-        "import sys, lib.companion.runs, lib.training.loop; "
+        "import sys, skiplab.companion.runs, skiplab.training.loop; "
         "print([name for name in ('papermill', 'snakemake', 'jupyterlab', 'transformers', 'sklearn') "
         "if name in sys.modules])"
     )

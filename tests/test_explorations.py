@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-
-from lib.companion import explorations, figures, replay
-from lib.companion.explorations import EXPLORATIONS, Panel, Slider
-from lib.companion.fingerprint import notebook_code_cells
-from lib.errors import InputError
-from lib.theory.spectral import hc
-from lib.transforms.graying import patchify
+from skiplab.companion import explorations, figures, replay
+from skiplab.companion.explorations import EXPLORATIONS, Panel, Slider
+from skiplab.companion.fingerprint import notebook_code_cells
+from skiplab.errors import InputError
+from skiplab.theory.spectral import hc
+from skiplab.transforms.graying import patchify
 
 UNDEFINED = {"all_pass": lambda state: state["s"] == -1, "skipless": lambda state: 16 % state["heads"]}
 

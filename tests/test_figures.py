@@ -7,10 +7,9 @@ import matplotlib
 import pandas
 import pytest
 from PIL import Image
-
-from lib import files
-from lib.companion import figures, fingerprint
-from lib.companion.params import Parameters
+from skiplab import files
+from skiplab.companion import figures, fingerprint
+from skiplab.companion.params import Parameters
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from lib import files
+from skiplab import files
 
 
 def test_write_replaces_and_leaves_nothing_else(tmp_path):

@@ -5,11 +5,10 @@ import os
 import subprocess
 
 import pytest
-
-from lib.companion import fingerprint, provenance
+from skiplab.companion import fingerprint, provenance
 
 SOURCE = '''"""What this is for."""
-from lib.b import f  # why
+from skiplab.b import f  # why
 TEXT = "# no comment"
 
 
@@ -21,19 +20,19 @@ def g(x):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with notebook 01 -> lib.a -> lib.b, and lib.c that nobody imports."""
+    """A project with notebook 01 -> skiplab.a -> skiplab.b, and skiplab.c that nobody imports."""
     contents = {
-        "lib/__init__.py": "",
-        "lib/sub/__init__.py": "Z = 1\n",
-        "lib/sub/d.py": "D = 1\n",
-        "lib/a.py": SOURCE,
-        "lib/b.py": "from lib.sub import d\ndef f(x):\n    return x\n",
-        "lib/c.py": "Y = 1\n",
+        "lib/skiplab/__init__.py": "",
+        "lib/skiplab/sub/__init__.py": "Z = 1\n",
+        "lib/skiplab/sub/d.py": "D = 1\n",
+        "lib/skiplab/a.py": SOURCE,
+        "lib/skiplab/b.py": "from skiplab.sub import d\ndef f(x):\n    return x\n",
+        "lib/skiplab/c.py": "Y = 1\n",
         "notebooks/01_x.ipynb": json.dumps(
             {
                 "cells": [
                     {"cell_type": "markdown", "source": ["prose"]},
-                    {"cell_type": "code", "source": ["from lib import a\n", "a.g(1)"], "outputs": []},
+                    {"cell_type": "code", "source": ["from skiplab import a\n", "a.g(1)"], "outputs": []},
                 ]
             }
         ),
@@ -52,14 +51,14 @@ def project(tmp_path, monkeypatch):
 
 CHANGES = [
     # file, before, after, quick is stale, gpu is stale
-    ("lib/a.py", "return f(x)", "return f(x) + 0", True, True),
-    ("lib/b.py", "return x", "return -x", True, True),
-    ("lib/a.py", '"# no comment"', '"# no remark"', True, True),
-    ("lib/c.py", "1", "2", False, False),
-    ("lib/sub/d.py", "1", "2", True, True),
-    ("lib/sub/__init__.py", "1", "2", True, True),  # importing a module runs the packages it lies in
-    ("lib/a.py", "Explain.", "Explain better.\n\n    At length.", False, False),
-    ("lib/a.py", "# why", "# because", False, False),
+    ("lib/skiplab/a.py", "return f(x)", "return f(x) + 0", True, True),
+    ("lib/skiplab/b.py", "return x", "return -x", True, True),
+    ("lib/skiplab/a.py", '"# no comment"', '"# no remark"', True, True),
+    ("lib/skiplab/c.py", "1", "2", False, False),
+    ("lib/skiplab/sub/d.py", "1", "2", True, True),
+    ("lib/skiplab/sub/__init__.py", "1", "2", True, True),  # importing a module runs the packages it lies in
+    ("lib/skiplab/a.py", "Explain.", "Explain better.\n\n    At length.", False, False),
+    ("lib/skiplab/a.py", "# why", "# because", False, False),
     ("notebooks/01_x.ipynb", "prose", "better prose", False, False),
     ("notebooks/01_x.ipynb", '"outputs": []', '"outputs": [1]', False, False),
     ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)", True, True),
@@ -92,7 +91,7 @@ def test_the_overview_is_stale_where_any_notebook_or_claim_is(project):
     (project / "notebooks/00_overview.ipynb").write_text(json.dumps({"cells": []}))
     seen = {fingerprint.inputs_fingerprint("00_overview", "quick")}
     for name, before, after in (
-        ("lib/b.py", "return x", "return -x"),
+        ("lib/skiplab/b.py", "return x", "return -x"),
         ("notebooks/01_x.ipynb", "a.g(1)", "a.g(2)"),
         ("data/claims.yaml", "value: 2", "value: 9"),
     ):
@@ -103,9 +102,14 @@ def test_the_overview_is_stale_where_any_notebook_or_claim_is(project):
 
 def test_the_loop_reaches_the_layers_below_it():
     """The fingerprint of the loop covers the layers below it, and none of the companion above it."""
-    reached = fingerprint.reached_modules("lib.training.loop")
-    assert {"lib.training.data", "lib.models.zoo", "lib.models.residual", "lib.theory.conditioning"} <= set(reached)
-    assert not [name for name in reached if name.startswith("lib.companion")]
+    reached = fingerprint.reached_modules("skiplab.training.loop")
+    assert {
+        "skiplab.training.data",
+        "skiplab.models.zoo",
+        "skiplab.models.residual",
+        "skiplab.theory.conditioning",
+    } <= set(reached)
+    assert not [name for name in reached if name.startswith("skiplab.companion")]
 
 
 def test_what_decides_numbers_decides_staleness():

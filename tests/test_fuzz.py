@@ -9,11 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from skiplab.companion import ledger, params
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, data
 from standin import make_folder
-
-from lib.companion import ledger, params
-from lib.errors import InputError
-from lib.training import checkpoint, data
 
 DECLARED = params.declarations(
     "a: int = 1  # one\nb: float = 0.5  # half\nc: str = 'x'  # text\nd: list[int] = [1]  # some\n"

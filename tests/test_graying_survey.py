@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from skiplab.companion import graying_survey as survey
+from skiplab.companion import runs
+from skiplab.training import loop
+from skiplab.transforms.graying import METHODS, patchify
 from test_loop import TINY
-
-from lib.companion import graying_survey as survey
-from lib.companion import runs
-from lib.training import loop
-from lib.transforms.graying import METHODS, patchify
 
 
 @pytest.fixture(scope="module")

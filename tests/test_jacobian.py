@@ -5,9 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lib.errors import InputError
-from lib.theory import jacobian
+from skiplab.errors import InputError
+from skiplab.theory import jacobian
 
 torch.set_num_threads(1)
 

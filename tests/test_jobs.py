@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
+from skiplab import files
+from skiplab.companion import fingerprint
+from skiplab.errors import InputError
 
-from lib import files
-from lib.companion import fingerprint
-from lib.errors import InputError
 from workflow import __main__ as command
 from workflow import jobs
 
@@ -120,10 +120,10 @@ NOTEBOOK = {
     "nbformat_minor": 5,
     "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
 }
-PROJECT = {  # notebook 01 uses lib.a, notebook 02 uses lib.b
-    "lib/__init__.py": "",
-    "lib/a.py": "A = 1\n",
-    "lib/b.py": "B = 1\n",
+PROJECT = {  # notebook 01 uses skiplab.a, notebook 02 uses skiplab.b
+    "lib/skiplab/__init__.py": "",
+    "lib/skiplab/a.py": "A = 1\n",
+    "lib/skiplab/b.py": "B = 1\n",
     "requirements.lock": "torch==2.14.1\npip==1\n",
     "data/claims.yaml": "claims: {}\n",
     "data/fashion_mnist/SHA256SUMS": "0  file\n",
@@ -131,16 +131,16 @@ PROJECT = {  # notebook 01 uses lib.a, notebook 02 uses lib.b
     "notebooks/presets/smoke/02_two.yaml": "x: 1\n",
 }
 CHANGES = [
-    ("lib/a.py", "A = 2\n", {"01_one", "00_overview"}),
-    ("lib/b.py", "B = 2\n", {"02_two", "00_overview"}),
-    ("lib/a.py", "A = 1  # a remark\n", set()),
+    ("lib/skiplab/a.py", "A = 2\n", {"01_one", "00_overview"}),
+    ("lib/skiplab/b.py", "B = 2\n", {"02_two", "00_overview"}),
+    ("lib/skiplab/a.py", "A = 1  # a remark\n", set()),
     ("notebooks/presets/smoke/02_two.yaml", "x: 2\n", {"02_two", "00_overview"}),
     ("data/fashion_mnist/SHA256SUMS", "1  file\n", {"00_overview", "01_one", "02_two"}),
     ("requirements.lock", "torch==2.14.2\npip==1\n", {"00_overview", "01_one", "02_two"}),
     ("requirements.lock", "torch==2.14.1\npip==2\n", set()),
     ("notebooks/presets/smoke/01_one.yaml", "x: 2\n", {"01_one", "00_overview"}),
     ("data/claims.yaml", "claims: {one: {notebook: 02_two}}\n", {"02_two", "00_overview"}),
-    ("notebooks/02_two.ipynb", notebook("from lib import b; b"), {"02_two", "00_overview"}),
+    ("notebooks/02_two.ipynb", notebook("from skiplab import b; b"), {"02_two", "00_overview"}),
 ]
 
 
@@ -153,15 +153,19 @@ def project(tmp_path_factory):
         "workflow/resources.yaml",
         "workflow/__init__.py",
         "workflow/jobs.py",
-        "lib/files.py",
-        "lib/errors.py",
-        "lib/companion/__init__.py",
-        "lib/companion/fingerprint.py",
+        "lib/skiplab/skiplab/files.py",
+        "lib/skiplab/skiplab/errors.py",
+        "lib/skiplab/skiplab/companion/__init__.py",
+        "lib/skiplab/skiplab/companion/fingerprint.py",
     ):
         files.write(root / name, (files.ROOT / name).read_text())
     for name, text in PROJECT.items():
         files.write(root / name, text)
-    for name, source in (("00_overview", "1"), ("01_one", "from lib import a"), ("02_two", "from lib import b")):
+    for name, source in (
+        ("00_overview", "1"),
+        ("01_one", "from skiplab import a"),
+        ("02_two", "from skiplab import b"),
+    ):
         files.write(root / f"notebooks/{name}.ipynb", notebook(source))
     snakefile = (root / "Snakefile").read_text()
     files.write(
@@ -245,7 +249,7 @@ def test_a_job_that_fails_is_named_the_others_finish_and_only_it_is_done_again(p
 
 @pytest.mark.slow
 def test_clocks_that_jump_do_not_matter(project):
-    for name, moment in (("lib/a.py", 4e9), ("notebooks/01_one.ipynb", 4e9), ("lib/b.py", 1e6)):
+    for name, moment in (("lib/skiplab/a.py", 4e9), ("notebooks/01_one.ipynb", 4e9), ("lib/skiplab/b.py", 1e6)):
         os.utime(project / name, (moment, moment))
     assert snakemake(project, "--dry-run") == set()
 

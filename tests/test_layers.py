@@ -7,13 +7,12 @@ import pandas
 import pytest
 import timm
 import torch
+from skiplab.companion import fingerprint, layers, params
+from skiplab.errors import InputError
+from skiplab.models import probe
+from skiplab.theory.spectral import hc, low_pass_share
+from skiplab.training import loop
 from timm.models.vision_transformer import VisionTransformer
-
-from lib.companion import fingerprint, layers, params
-from lib.errors import InputError
-from lib.models import probe
-from lib.theory.spectral import hc, low_pass_share
-from lib.training import loop
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

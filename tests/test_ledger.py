@@ -12,12 +12,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-
-from lib import files
-from lib.companion import ledger, provenance
-from lib.companion.ledger import Measurement
-from lib.errors import InputError
-from lib.files import StorageError
+from skiplab import files
+from skiplab.companion import ledger, provenance
+from skiplab.companion.ledger import Measurement
+from skiplab.errors import InputError
+from skiplab.files import StorageError
 
 SKIP = "01_skip_removal"
 

@@ -8,11 +8,10 @@ import numpy
 import pytest
 import torch
 from interruption import last_state
-
-from lib.errors import InputError
-from lib.training import checkpoint, loop
-from lib.training.loop import TrainConfig, train
-from lib.training.run import build_optimizer
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, loop
+from skiplab.training.loop import TrainConfig, train
+from skiplab.training.run import build_optimizer
 
 TINY = TrainConfig(
     data="fashion_mnist",

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-
-from lib.transforms import multicrop
-from lib.transforms.augment import share
-from lib.transforms.multicrop import multi_crop, random_crop
+from skiplab.transforms import multicrop
+from skiplab.transforms.augment import share
+from skiplab.transforms.multicrop import multi_crop, random_crop
 
 MEAN, STD = torch.tensor([0.3, 0.4, 0.5]), torch.tensor([0.2, 0.25, 0.3])
 SIZES = dict(size=24, local_size=8, local_crops=3, scale=(0.4, 1.0), local_scale=(0.05, 0.4))

@@ -11,11 +11,11 @@ import nbformat
 import pytest
 import standin
 import yaml
+from skiplab import files
+from skiplab.companion import fingerprint, params
+from skiplab.models import zoo
+from skiplab.training import dense
 
-from lib import files
-from lib.companion import fingerprint, params
-from lib.models import zoo
-from lib.training import dense
 from workflow.cpus import NBVAL
 from workflow.execute import execute
 

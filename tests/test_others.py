@@ -7,11 +7,10 @@ import numpy
 import pandas
 import pytest
 import torch
+from skiplab.companion import fingerprint, layers, others
+from skiplab.errors import InputError
+from skiplab.models import pretrained
 from timm.models.vision_transformer import VisionTransformer
-
-from lib.companion import fingerprint, layers, others
-from lib.errors import InputError
-from lib.models import pretrained
 
 installed = pytest.mark.skipif(bool(pretrained.missing()), reason="optional: make pretrained")
 

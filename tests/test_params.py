@@ -3,11 +3,10 @@
 import json
 
 import pytest
-
-from lib.companion import fingerprint, params
-from lib.errors import InputError
-from lib.models.skipless import SkiplessInit
-from lib.training import loop
+from skiplab.companion import fingerprint, params
+from skiplab.errors import InputError
+from skiplab.models.skipless import SkiplessInit
+from skiplab.training import loop
 
 CELL = """epochs: int = 6  # passes over the training set
 learning_rate: float = 1e-3  # peak
@@ -210,8 +209,8 @@ class Shell:
 @pytest.fixture
 def notebook(tmp_path, monkeypatch):
     """Notebook 01_x with presets smoke and gpu; returns a function that executes cells and validates."""
-    monkeypatch.setattr("lib.companion.fingerprint.ROOT", tmp_path)
-    monkeypatch.setattr("lib.files.ROOT", tmp_path)
+    monkeypatch.setattr("skiplab.companion.fingerprint.ROOT", tmp_path)
+    monkeypatch.setattr("skiplab.files.ROOT", tmp_path)
     monkeypatch.delenv(params.PRESET_VARIABLE, raising=False)
     monkeypatch.setenv(params.WORKFLOW_VARIABLE, "1")
     cell = {"cell_type": "code", "source": CELL, "metadata": {"tags": ["parameters"]}}

@@ -1,10 +1,9 @@
 """The embedded photographs are whole, named and of the size asked for."""
 
 import pytest
-
-from lib.errors import InputError
-from lib.training import photographs as module
-from lib.training.photographs import photographs
+from skiplab.errors import InputError
+from skiplab.training import photographs as module
+from skiplab.training.photographs import photographs
 
 
 @pytest.mark.parametrize("side", [224, 32])

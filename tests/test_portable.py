@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from skiplab import files, portable
+from skiplab.errors import InputError
 
-from lib import files, portable
-from lib.errors import InputError
 from workflow import bits, cpus
 
 
@@ -52,7 +52,7 @@ def test_another_value_is_one_clear_line(environment, monkeypatch, value):
 
 
 def test_importing_the_library_settles_it_before_torch_computes():
-    code = "import lib, torch; print(torch.backends.cpu.get_cpu_capability())"
+    code = "import skiplab, torch; print(torch.backends.cpu.get_cpu_capability())"
     capabilities = {}
     for switch in ("0", "1"):
         done = subprocess.run(

@@ -6,11 +6,10 @@ import numpy
 import pytest
 import torch
 from packaging.requirements import Requirement
-
-from lib.errors import InputError
-from lib.files import ROOT
-from lib.models import pretrained
-from lib.training.photographs import photographs
+from skiplab.errors import InputError
+from skiplab.files import ROOT
+from skiplab.models import pretrained
+from skiplab.training.photographs import photographs
 
 installed = pytest.mark.skipif(bool(pretrained.missing()), reason="optional: make pretrained")
 SENTENCE = "The goat on the roof of the station ignored every train, but not the one that carried hay."

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
-from lib.errors import InputError
-from lib.models import FAMILIES, attention_maps, blocks, branch_outputs, create_model, embeddings
+from skiplab.errors import InputError
+from skiplab.models import FAMILIES, attention_maps, blocks, branch_outputs, create_model, embeddings
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-
-from lib.files import ROOT
+from skiplab.files import ROOT
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines() if line]

@@ -14,12 +14,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
+from skiplab import files
+from skiplab.companion import ledger, runs
+from skiplab.companion.ledger import Measurement
+from skiplab.training import checkpoint, loop
 from test_loop import TINY, but
-
-from lib import files
-from lib.companion import ledger, runs
-from lib.companion.ledger import Measurement
-from lib.training import checkpoint, loop
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("COMPANION_KILLS", 5))
@@ -29,9 +28,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from test_loop import but
-from lib import files
-from lib.companion import figures, fingerprint, ledger, params, runs
-from lib.training import loop
+from skiplab import files
+from skiplab.companion import figures, fingerprint, ledger, params, runs
+from skiplab.training import loop
 
 out = Path(sys.argv[1])
 fingerprint.inputs_fingerprint = lambda *names: "inputs"
@@ -159,7 +158,7 @@ def test_a_clock_that_jumps_changes_nothing(store, monkeypatch):
 def test_ten_experiments_in_one_process_do_not_grow(tmp_path):
     """The most memory that the process ever held is at most 5 % above what it was after the second experiment."""
     script = (
-        "import resource, sys; from pathlib import Path; from test_loop import but; from lib.training import loop\n"
+        "import resource, sys; from pathlib import Path; from test_loop import but; from skiplab.training import loop\n"
         "for seed in range(10):\n"
         "    loop.train(but(seed=seed, epochs=2), Path(sys.argv[1]) / str(seed))\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -7,14 +7,13 @@ import math
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from skiplab.companion import replay, runs, widgets
+from skiplab.companion.explorations import checked, replay_controls, strip
+from skiplab.companion.fingerprint import notebook_code_cells
+from skiplab.errors import InputError
+from skiplab.models import probe
+from skiplab.training import loop
 from test_loop import TINY
-
-from lib.companion import replay, runs, widgets
-from lib.companion.explorations import checked, replay_controls, strip
-from lib.companion.fingerprint import notebook_code_cells
-from lib.errors import InputError
-from lib.models import probe
-from lib.training import loop
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,11 @@ import standin
 import torch
 from accelerate.state import AcceleratorState
 from interruption import interrupted
+from skiplab import files
+from skiplab.companion import graying_survey, runs, scaling_survey
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, loop
 from test_loop import TINY, but
-
-from lib import files
-from lib.companion import graying_survey, runs, scaling_survey
-from lib.errors import InputError
-from lib.training import checkpoint, loop
 
 
 def load_or_run(*configs, workers=0, said=None):
@@ -148,7 +147,7 @@ def test_code_edited_before_it_is_imported_is_noticed(store, monkeypatch):
     path = Path(runs.__file__).with_name("replication.py")
     monkeypatch.setitem(runs._LOADED, path, "what it was when the notebook started")
     with pytest.raises(InputError, match="replication.py changed since this notebook started: restart the kernel"):
-        runs._code("lib.companion.replication")
+        runs._code("skiplab.companion.replication")
     runs._code(loop.train.__module__)  # which does not import it
 
 
@@ -387,8 +386,8 @@ SCRIPT = """
 import sys
 import textwrap
 from test_loop import TINY, but
-from lib.companion import graying_survey, runs, scaling_survey
-from lib.training import loop
+from skiplab.companion import graying_survey, runs, scaling_survey
+from skiplab.training import loop
 if __name__ == "__main__":
     configs = [but(epochs=6), but(epochs=6, skip="none")]
     found = runs.load_or_run(loop.train, configs, workers=int(sys.argv[1]), report=print)

@@ -8,12 +8,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
-
-from lib.companion import runs, scaling_figures, scaling_survey
-from lib.errors import InputError
-from lib.models import attention_maps, blocks, create_model
-from lib.models.scaling import apply_scaling, scaling_parameters
-from lib.training import loop
+from skiplab.companion import runs, scaling_figures, scaling_survey
+from skiplab.errors import InputError
+from skiplab.models import attention_maps, blocks, create_model
+from skiplab.models.scaling import apply_scaling, scaling_parameters
+from skiplab.training import loop
 
 IMAGES = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

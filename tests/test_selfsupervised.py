@@ -6,13 +6,12 @@ import warnings
 import pytest
 import torch
 from interruption import equal, interrupted, weights
+from skiplab.companion import runs
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, loop, selfsupervised
+from skiplab.training.selfsupervised import MaeConfig, build_model, pretrain
+from skiplab.transforms.graying import patchify, unpatchify
 from test_loop import TINY as SUPERVISED
-
-from lib.companion import runs
-from lib.errors import InputError
-from lib.training import checkpoint, loop, selfsupervised
-from lib.training.selfsupervised import MaeConfig, build_model, pretrain
-from lib.transforms.graying import patchify, unpatchify
 
 TINY_PRETRAINING = dict(
     data="fashion_mnist",

@@ -6,9 +6,9 @@ No browser is needed.
 import time
 
 import pytest
+from skiplab import files
+from skiplab.companion import fingerprint
 
-from lib import files
-from lib.companion import fingerprint
 from workflow import site
 
 
@@ -32,7 +32,7 @@ def test_the_site_builds_within_a_minute_and_has_every_page(built):
         list((files.ROOT / "figures").glob("*.png"))
     )
     assert "asa.kappa.sab" in (folder / "ledger.html").read_text()
-    assert "Return kappa = sigma_max / sigma_min" in (folder / "api" / "lib.theory.conditioning.html").read_text()
+    assert "Return kappa = sigma_max / sigma_min" in (folder / "api" / "skiplab.theory.conditioning.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interruption import equal, interrupted
 from interruption import weights as weights_of
+from skiplab import draws
+from skiplab.errors import InputError
+from skiplab.models import create_model
+from skiplab.models.skipless import HEADS, MLPS, SkiplessInit, query_key
+from skiplab.training import loop
+from skiplab.training.run import build_optimizer
 from test_loop import TINY
-
-from lib import draws
-from lib.errors import InputError
-from lib.models import create_model
-from lib.models.skipless import HEADS, MLPS, SkiplessInit, query_key
-from lib.training import loop
-from lib.training.run import build_optimizer
 
 
 def vit(init=SkiplessInit(), **arguments):

@@ -10,15 +10,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from skiplab import draws
+from skiplab.companion import ledger, runs, skipless_figures, skipless_survey
+from skiplab.models.skipless import SkiplessInit
+from skiplab.theory.jacobian import attention, autograd_jacobian
+from skiplab.training import dino, loop
+from skiplab.training.dense import Scene
 from test_dino import TINY as DINO
 from test_loop import TINY
-
-from lib import draws
-from lib.companion import ledger, runs, skipless_figures, skipless_survey
-from lib.models.skipless import SkiplessInit
-from lib.theory.jacobian import attention, autograd_jacobian
-from lib.training import dino, loop
-from lib.training.dense import Scene
 
 INIT = {"alpha": 2.0, "beta": 0.6, "c": 3.0}
 

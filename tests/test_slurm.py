@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from lib.files import ROOT
+from skiplab.files import ROOT
 
 pytestmark = pytest.mark.slow
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "scontrol")

@@ -5,9 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lib.errors import InputError
-from lib.theory import spectral
+from skiplab.errors import InputError
+from skiplab.theory import spectral
 
 torch.set_num_threads(1)
 SHAPES = dict(n=st.integers(1, 9), d=st.integers(1, 6), seed=st.integers(0, 10**6))

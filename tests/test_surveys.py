@@ -6,11 +6,10 @@ import math
 import pytest
 import timm
 import torch
-
-from lib.companion import ledger, surveys
-from lib.errors import InputError
-from lib.models.residual import find_blocks
-from lib.theory import bounds
+from skiplab.companion import ledger, surveys
+from skiplab.errors import InputError
+from skiplab.models.residual import find_blocks
+from skiplab.theory import bounds
 
 FALSE = {
     "asa.prop41.as_stated", "asa.prop41.narrow_heads", "asa.ffn.as_stated", "asa.prop42.as_stated",

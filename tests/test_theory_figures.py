@@ -6,8 +6,7 @@ import pandas
 import pytest
 import torch
 from matplotlib import pyplot
-
-from lib.companion import layers, surveys, theory_figures
+from skiplab.companion import layers, surveys, theory_figures
 
 
 @pytest.fixture(autouse=True)

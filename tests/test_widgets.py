@@ -10,13 +10,12 @@ import numpy
 import pytest
 import yaml
 from PIL import Image
+from skiplab import files
+from skiplab.companion import widgets
+from skiplab.companion.explorations import EXPLORATIONS
+from skiplab.companion.params import Parameters
+from skiplab.errors import InputError
 from test_explorations import UNDEFINED
-
-from lib import files
-from lib.companion import widgets
-from lib.companion.explorations import EXPLORATIONS
-from lib.companion.params import Parameters
-from lib.errors import InputError
 
 
 def make(name, start=None):
@@ -270,7 +269,7 @@ def test_a_wrong_start_is_refused():
 
 def test_explorers_open_without_waiting_for_timm_or_the_training_loop():
     code = (
-        "import sys, lib.companion.widgets; "
-        "print([name for name in ('timm', 'lib.training.loop') if name in sys.modules])"
+        "import sys, skiplab.companion.widgets; "
+        "print([name for name in ('timm', 'skiplab.training.loop') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True).stdout == "[]\n"

@@ -11,10 +11,10 @@ import sys
 import nbformat
 import pytest
 from nbformat import v4
+from skiplab import files
+from skiplab.companion import figures, fingerprint, ledger, params
+from skiplab.errors import InputError
 
-from lib import files
-from lib.companion import figures, fingerprint, ledger, params
-from lib.errors import InputError
 from workflow import __main__ as command
 from workflow import publish
 from workflow.execute import execute
@@ -111,7 +111,7 @@ def test_a_notebook_changed_since_it_was_executed_is_not_published(project):
 def test_a_failing_notebook_is_named_with_its_cell_and_leaves_no_output(project):
     path = fingerprint.notebook_path(NAME)
     path.write_text(
-        path.read_text().replace("print(x)", "from lib.errors import InputError; raise InputError('x is bad')")
+        path.read_text().replace("print(x)", "from skiplab.errors import InputError; raise InputError('x is bad')")
     )
     output = project / "build" / "quick" / "new.ipynb"
     with pytest.raises(
@@ -274,7 +274,10 @@ def test_every_file_is_read_as_utf8_whatever_the_locale(command):
 
 def test_no_file_of_the_library_is_opened_in_the_locales_encoding():
     # These read ASCII, and data/pretrained was measured with their text.
-    kept = {files.ROOT / "lib" / "training" / "photographs.py", files.ROOT / "lib" / "companion" / "others.py"}
+    kept = {
+        files.ROOT / "lib" / "skiplab" / "training" / "photographs.py",
+        files.ROOT / "lib" / "skiplab" / "companion" / "others.py",
+    }
     for path in {*(files.ROOT / "lib").rglob("*.py"), *(files.ROOT / "workflow").glob("*.py")} - kept:
         for line in path.read_text(encoding="utf-8").splitlines():
             assert not re.search(r"read_text\(\)|write_text\([^,]*\)$", line), (path, line)

@@ -5,10 +5,9 @@ import inspect
 import pytest
 import timm
 import torch
-
-from lib import draws
-from lib.errors import InputError
-from lib.models import FAMILIES, blocks, create_model
+from skiplab import draws
+from skiplab.errors import InputError
+from skiplab.models import FAMILIES, blocks, create_model
 
 torch.set_num_threads(1)
 

@@ -15,8 +15,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from lib.companion import fingerprint
-from lib.errors import run_command
+from skiplab.companion import fingerprint
+from skiplab.errors import run_command
+
 from workflow import jobs
 from workflow.execute import execute
 

@@ -11,16 +11,15 @@ from types import SimpleNamespace
 
 import numpy
 import torch
+from skiplab import draws
+from skiplab.models import create_model
+from skiplab.models.skipless import SkiplessInit
+from skiplab.theory.conditioning import condition_number
+from skiplab.theory.spectral import frequency_response, token_similarity
+from skiplab.training import data, dino, run, selfsupervised
+from skiplab.transforms.augment import draw_crop_flip
+from skiplab.transforms.graying import gray_dct, gray_svd
 from torch import Tensor, nn
-
-from lib import draws
-from lib.models import create_model
-from lib.models.skipless import SkiplessInit
-from lib.theory.conditioning import condition_number
-from lib.theory.spectral import frequency_response, token_similarity
-from lib.training import data, dino, run, selfsupervised
-from lib.transforms.augment import draw_crop_flip
-from lib.transforms.graying import gray_dct, gray_svd
 
 MODELS = {
     "ViT": ("vit", {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 7}),

@@ -1,6 +1,6 @@
 """What a preset would train, and how long that takes: a notebook's runs, named without being computed, and their FLOPs.
 
-The cells tagged `rehearsed` are executed within `lib.companion.runs.rehearsing`. They ask for the runs that the
+The cells tagged `rehearsed` are executed within `skiplab.companion.runs.rehearsing`. They ask for the runs that the
 notebook computes, except that the first learning rate of a grid wins. A training step of each model is counted by
 torch's FlopCounterMode; `workflow/rates.yaml` says how many FLOPs a device gets done in a second. What notebooks
 measure besides (condition numbers, times, scores of frozen features) is not counted.
@@ -17,16 +17,15 @@ from pathlib import Path
 import torch
 import yaml
 from IPython.core.interactiveshell import InteractiveShell
+from skiplab import files
+from skiplab.companion import fingerprint, params, runs
+from skiplab.errors import InputError
+from skiplab.training import dino, loop, selfsupervised
+from skiplab.training.run import RunConfig
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from traitlets.config import Config
-
-from lib import files
-from lib.companion import fingerprint, params, runs
-from lib.errors import InputError
-from lib.training import dino, loop, selfsupervised
-from lib.training.run import RunConfig
 
 RATES = files.ROOT / "workflow" / "rates.yaml"
 TAG = "rehearsed"

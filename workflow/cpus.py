@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import files, portable
-from lib.errors import InputError, run_command, unknown
+from skiplab import files, portable
+from skiplab.errors import InputError, run_command, unknown
+
 from workflow import bits
 
 NOTEBOOKS = ("01_skip_removal", "04_bounds")

@@ -24,22 +24,22 @@ from pathlib import Path
 import timm
 import torch
 import yaml
+from skiplab import files
+from skiplab.companion import ledger, params, provenance
+from skiplab.companion.graying_survey import interleaved, median_ratio, step_ratios
+from skiplab.errors import InputError, run_command
+from skiplab.models import create_model, probe
+from skiplab.models.residual import FAMILIES
+from skiplab.models.scaling import SCALINGS, scaling_parameters
+from skiplab.models.skipless import SkiplessInit
+from skiplab.theory import bounds, conditioning, jacobian, spectral
+from skiplab.training import dense, loop
+from skiplab.training.run import build_optimizer
+from skiplab.transforms import augment, graying, multicrop
 from torch import Tensor
 
 from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
-from lib import files
-from lib.companion import ledger, params, provenance
-from lib.companion.graying_survey import interleaved, median_ratio, step_ratios
-from lib.errors import InputError, run_command
-from lib.models import create_model, probe
-from lib.models.residual import FAMILIES
-from lib.models.scaling import SCALINGS, scaling_parameters
-from lib.models.skipless import SkiplessInit
-from lib.theory import bounds, conditioning, jacobian, spectral
-from lib.training import dense, loop
-from lib.training.run import build_optimizer
-from lib.transforms import augment, graying, multicrop
 from workflow import costs
 
 RESULT = files.ROOT / "data" / "gpu_check.json"

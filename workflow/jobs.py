@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import yaml
-
-from lib import files
-from lib.companion import fingerprint
-from lib.errors import InputError, unknown
+from skiplab import files
+from skiplab.companion import fingerprint
+from skiplab.errors import InputError, unknown
 
 BUILD = files.ROOT / "build"
 RESOURCES = files.ROOT / "workflow" / "resources.yaml"

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import nbformat
+from skiplab import files
+from skiplab.companion import fingerprint, ledger, replication
+from skiplab.companion.fingerprint import notebook_path
+from skiplab.errors import InputError
 
-from lib import files
-from lib.companion import fingerprint, ledger, replication
-from lib.companion.fingerprint import notebook_path
-from lib.errors import InputError
 from workflow.jobs import BUILD
 
 README = files.ROOT / "README.md"
@@ -99,7 +99,7 @@ def _problems(notebook: str) -> list[str]:
 
 def benchmark(name: str) -> str:
     """Run benchmarks/NAME.py on one thread and store what it prints, with what it ran on; return that."""
-    from lib.companion import provenance  # it needs torch, which checking and publishing can do without
+    from skiplab.companion import provenance  # it needs torch, which checking and publishing can do without
 
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}"],

@@ -17,11 +17,11 @@ from pathlib import Path
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from skiplab import files
+from skiplab.companion import figures, fingerprint, ledger
+from skiplab.errors import InputError, run_command
 from sphinx.application import Sphinx
 
-from lib import files
-from lib.companion import figures, fingerprint, ledger
-from lib.errors import InputError, run_command
 from workflow.jobs import BUILD
 
 EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
@@ -124,9 +124,9 @@ def _modules() -> list[str]:
     """Return the names of the library's modules, those that others build on first."""
     order = ("theory", "transforms", "models", "training", "companion")
     return [
-        f"lib.{layer}.{path.stem}"
+        f"skiplab.{layer}.{path.stem}"
         for layer in order
-        for path in sorted((files.ROOT / "lib" / layer).glob("*.py"))
+        for path in sorted((files.ROOT / "lib" / "skiplab" / layer).glob("*.py"))
         if path.stem != "__init__"
     ]
 

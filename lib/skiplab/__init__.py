@@ -3,6 +3,6 @@
 Layers, each importing only from those before it: theory, transforms, models, training, companion.
 """
 
-from lib import portable
+from skiplab import portable
 
 portable.settle()  # before torch computes anything

@@ -22,22 +22,70 @@ CHUNK = 1 << 16  # numbers worked on at a time, so that they stay in the cache
 # Numerators and denominators, lowest power first: for |p − ½| ≤ 0.425 in 0.425² − (p − ½)², and for the tails in
 # √(−ln p) − 1.6 up to 5 and in √(−ln p) − 5 beyond.
 _CENTRE = (
-    (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
-     4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3),
-    (1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3, 2.1213794301586595867e4,
-     3.9307895800092710610e4, 2.8729085735721942674e4, 5.2264952788528545610e3),
+    (
+        3.3871328727963666080e0,
+        1.3314166789178437745e2,
+        1.9715909503065514427e3,
+        1.3731693765509461125e4,
+        4.5921953931549871457e4,
+        6.7265770927008700853e4,
+        3.3430575583588128105e4,
+        2.5090809287301226727e3,
+    ),
+    (
+        1.0,
+        4.2313330701600911252e1,
+        6.8718700749205790830e2,
+        5.3941960214247511077e3,
+        2.1213794301586595867e4,
+        3.9307895800092710610e4,
+        2.8729085735721942674e4,
+        5.2264952788528545610e3,
+    ),
 )
 _TAIL = (
-    (1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0, 3.64784832476320460504e0,
-     1.27045825245236838258e0, 2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4),
-    (1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1, 1.48103976427480074590e-1,
-     1.51986665636164571966e-2, 5.47593808499534494600e-4, 1.05075007164441684324e-9),
+    (
+        1.42343711074968357734e0,
+        4.63033784615654529590e0,
+        5.76949722146069140550e0,
+        3.64784832476320460504e0,
+        1.27045825245236838258e0,
+        2.41780725177450611770e-1,
+        2.27238449892691845833e-2,
+        7.74545014278341407640e-4,
+    ),
+    (
+        1.0,
+        2.05319162663775882187e0,
+        1.67638483018380384940e0,
+        6.89767334985100004550e-1,
+        1.48103976427480074590e-1,
+        1.51986665636164571966e-2,
+        5.47593808499534494600e-4,
+        1.05075007164441684324e-9,
+    ),
 )
 _FAR_TAIL = (
-    (6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0, 2.96560571828504891230e-1,
-     2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7),
-    (1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2, 7.86869131145613259100e-4,
-     1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15),
+    (
+        6.65790464350110377720e0,
+        5.46378491116411436990e0,
+        1.78482653991729133580e0,
+        2.96560571828504891230e-1,
+        2.65321895265761230930e-2,
+        1.24266094738807843860e-3,
+        2.71155556874348757815e-5,
+        2.01033439929228813265e-7,
+    ),
+    (
+        1.0,
+        5.99832206555887937690e-1,
+        1.36929880922735805310e-1,
+        1.48753612908506148525e-2,
+        7.86869131145613259100e-4,
+        1.84631831751005468180e-5,
+        1.42151175831644588870e-7,
+        2.04426310338993978564e-15,
+    ),
 )
 
 
@@ -60,7 +108,7 @@ def normal_quantile(p: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
     """Return the standard normal quantiles of probabilities in (0, 1), any shape; p = 0, which a generator may give,
     counts as 2⁻⁵⁴, half of the next smallest."""
     flat = numpy.maximum(p.ravel(), 2.0**-54)
-    chunks = [_quantile(flat[start:start + CHUNK]) for start in range(0, len(flat), CHUNK)]
+    chunks = [_quantile(flat[start : start + CHUNK]) for start in range(0, len(flat), CHUNK)]
     return numpy.concatenate([numpy.empty(0), *chunks]).reshape(p.shape)
 
 
@@ -133,19 +181,34 @@ def _bernoulli_(tensor: Tensor, p: float = 0.5, generator: torch.Generator | Non
 
 def _new(fill):
     """Return the form of an in-place draw that makes its tensor: torch.rand's or torch.randn's."""
+
     def draw(size, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None):
         return fill(torch.empty(size, dtype=dtype, device=device), generator=generator)
+
     return draw
 
 
 _ATEN = torch.ops.aten
 _REPLACEMENTS = {
-    _ATEN.uniform_.default: _uniform_, _ATEN.normal_.default: _normal_, _ATEN.erfinv_.default: _erfinv_,
-    _ATEN.bernoulli_.float: _bernoulli_, _ATEN.rand.default: _new(_uniform_), _ATEN.rand.generator: _new(_uniform_),
-    _ATEN.randn.default: _new(_normal_), _ATEN.randn.generator: _new(_normal_),
+    _ATEN.uniform_.default: _uniform_,
+    _ATEN.normal_.default: _normal_,
+    _ATEN.erfinv_.default: _erfinv_,
+    _ATEN.bernoulli_.float: _bernoulli_,
+    _ATEN.rand.default: _new(_uniform_),
+    _ATEN.rand.generator: _new(_uniform_),
+    _ATEN.randn.default: _new(_normal_),
+    _ATEN.randn.generator: _new(_normal_),
 }
-_INTEGERS = {_ATEN.randperm.default, _ATEN.randperm.generator, _ATEN.randint.default, _ATEN.randint.low,
-             _ATEN.randint.generator, _ATEN.randint.low_generator, _ATEN.random_.default, _ATEN.random_.to}
+_INTEGERS = {
+    _ATEN.randperm.default,
+    _ATEN.randperm.generator,
+    _ATEN.randint.default,
+    _ATEN.randint.low,
+    _ATEN.randint.generator,
+    _ATEN.randint.low_generator,
+    _ATEN.random_.default,
+    _ATEN.random_.to,
+}
 
 
 # ── Orthogonal matrices ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,8 +233,8 @@ def _gram_schmidt(matrix: NDArray) -> NDArray:
     q = matrix.copy()
     for _ in range(2):
         for j in range(q.shape[1]):
-            q[:, j] /= numpy.sqrt((q[:, j:j + 1] * q[:, j:j + 1]).sum(0))
-            column, rest = q[:, j:j + 1], q[:, j + 1:]
+            q[:, j] /= numpy.sqrt((q[:, j : j + 1] * q[:, j : j + 1]).sum(0))
+            column, rest = q[:, j : j + 1], q[:, j + 1 :]
             rest -= column * (column * rest).sum(0)
     return q
 
@@ -217,7 +280,7 @@ def _rotate_columns(rows: NDArray) -> NDArray:
             break
     columns = numpy.concatenate([left, right], axis=-1)
     order = numpy.argsort(-(columns * columns).sum(0), axis=-1, kind="stable")
-    return numpy.take_along_axis(columns, order[None], axis=-1)[..., :len(rows)]
+    return numpy.take_along_axis(columns, order[None], axis=-1)[..., : len(rows)]
 
 
 def _rotate(left: NDArray, right: NDArray) -> tuple[NDArray, NDArray, float]:

@@ -7,9 +7,9 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from lib.errors import InputError
+from skiplab.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class StorageError(InputError):
@@ -69,5 +69,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; free space there, or set COMPANION_RUNS to a "
-                           "folder that can be written") from error
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}; free space there, or set COMPANION_RUNS to a "
+            "folder that can be written"
+        ) from error

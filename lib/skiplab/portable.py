@@ -8,7 +8,7 @@ measured by `make test-cpus`. It works through environment variables that the li
 import os
 from pathlib import Path
 
-from lib.errors import InputError
+from skiplab.errors import InputError
 
 SWITCH = "COMPANION_PORTABLE"  # 0: as fast as this processor can; 1, the default: alike
 SETTINGS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -19,20 +19,22 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.linalg import eigvals, matrix_norm, matrix_power, qr, svd, svdvals
 
-from lib import draws
-from lib.companion.figures import PALETTE
-from lib.errors import InputError, unknown
-from lib.theory import bounds
-from lib.theory.conditioning import condition_number, singular_values
-from lib.theory.jacobian import attention, attention_jacobian
-from lib.theory.spectral import dc, frequency_response, hc, hc_ratio, signal_spectrum
-from lib.training.photographs import photographs
-from lib.transforms.graying import gray_dct, gray_svd, patchify, unpatchify
+from skiplab import draws
+from skiplab.companion.figures import PALETTE
+from skiplab.errors import InputError, unknown
+from skiplab.theory import bounds
+from skiplab.theory.conditioning import condition_number, singular_values
+from skiplab.theory.jacobian import attention, attention_jacobian
+from skiplab.theory.spectral import dc, frequency_response, hc, hc_ratio, signal_spectrum
+from skiplab.training.photographs import photographs
+from skiplab.transforms.graying import gray_dct, gray_svd, patchify, unpatchify
 
 Found = SimpleNamespace  # the numbers of one state; each `compute` says which
 GREY = "0.45"
-SOLID, DASHED, DOTTED, BEFORE = ({"linestyle": style, "color": colour, "linewidth": 2.5} for style, colour in
-                                 (("-", PALETTE[0]), ("--", PALETTE[1]), (":", PALETTE[2]), ("-.", GREY)))
+SOLID, DASHED, DOTTED, BEFORE = (
+    {"linestyle": style, "color": colour, "linewidth": 2.5}
+    for style, colour in (("-", PALETTE[0]), ("--", PALETTE[1]), (":", PALETTE[2]), ("-.", GREY))
+)
 HERE = {"color": GREY, "linewidth": 1}  # where the controls stand
 
 
@@ -57,8 +59,10 @@ class Slider:
     def grid(self, points: int) -> list[float]:
         """Return `points` values of the slider, both ends among them (fewer where it has fewer)."""
         steps = round((self.high - self.low) / self.step)
-        return [type(self.step)(round(self.low + self.step * round(steps * share), 9))
-                for share in dict.fromkeys(numpy.linspace(0, 1, min(points, steps + 1)))]
+        return [
+            type(self.step)(round(self.low + self.step * round(steps * share), 9))
+            for share in dict.fromkeys(numpy.linspace(0, 1, min(points, steps + 1)))
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,16 @@ class Panel:
             axis.axhspan(low, high, color="0.85", zorder=0, linewidth=0)
             axis.text(0.97, low, words, color="0.35", ha="right", va="top", transform=axis.get_yaxis_transform())
         if self.legend:
-            axis.legend([plt.Line2D([], [], **style) for style in self.legend.values()], list(self.legend), loc=self.place,
-                        frameon=True, framealpha=0.8, borderaxespad=0.2, handlelength=1.6, labelspacing=0.2)
+            axis.legend(
+                [plt.Line2D([], [], **style) for style in self.legend.values()],
+                list(self.legend),
+                loc=self.place,
+                frameon=True,
+                framealpha=0.8,
+                borderaxespad=0.2,
+                handlelength=1.6,
+                labelspacing=0.2,
+            )
 
 
 @dataclass(frozen=True)
@@ -174,8 +186,11 @@ def strip(exploration: Exploration, start: dict | None = None) -> Figure:
         for panel, axis in zip(exploration.panels, axes):
             panel.prepare(axis)
         exploration.draw(axes, exploration.find(**state))
-        part.suptitle(", ".join(f"{exploration.controls[name].label} {state[name]}" for name in named),
-                      fontsize="medium", fontweight="bold")
+        part.suptitle(
+            ", ".join(f"{exploration.controls[name].label} {state[name]}" for name in named),
+            fontsize="medium",
+            fontweight="bold",
+        )
     return figure
 
 
@@ -210,8 +225,14 @@ def low_pass(temperature: float, tokens: int, layers: int, logits: str) -> Found
         steps.append(attn @ steps[-1])
     before, after = (_as_picture(step, SIDE // GRIDS[tokens], SIDE) for step in (z, steps[layers]))
     power = matrix_power(attn, layers)
-    return Found(before=before, after=after, gains=frequency_response(power / power.sum(dim=1, keepdim=True)), rate=rate,
-                 ratios=hc_ratio(torch.stack(steps)), layers=layers)
+    return Found(
+        before=before,
+        after=after,
+        gains=frequency_response(power / power.sum(dim=1, keepdim=True)),
+        rate=rate,
+        ratios=hc_ratio(torch.stack(steps)),
+        layers=layers,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -241,10 +262,16 @@ def _as_picture(tokens: Tensor, patch: int, side: int) -> numpy.ndarray:
     return unpatchify(tokens, patch, 3, side, side).clamp(0, 1).movedim(0, -1).numpy()
 
 
-LOW_PASS = (Panel("Aᵗz, the filtered picture"),
-            Panel("gain of Aᵗ by band", ("cycles per token", 0, 0.5), (1e-7, 10)),
-            Panel("what differs between tokens", ("layers t", 0, 12), (1e-9, 3),
-                  legend={"‖HC‖/‖DC‖": SOLID, "|λ₂|ᵗ × start": DASHED}))
+LOW_PASS = (
+    Panel("Aᵗz, the filtered picture"),
+    Panel("gain of Aᵗ by band", ("cycles per token", 0, 0.5), (1e-7, 10)),
+    Panel(
+        "what differs between tokens",
+        ("layers t", 0, 12),
+        (1e-9, 3),
+        legend={"‖HC‖/‖DC‖": SOLID, "|λ₂|ᵗ × start": DASHED},
+    ),
+)
 
 
 def draw_low_pass(axes: Sequence[Axes], found: Found) -> None:
@@ -261,8 +288,10 @@ def draw_low_pass(axes: Sequence[Axes], found: Found) -> None:
 def low_pass_facts(found: Found) -> list[str]:
     """Say the ratio and the rate."""
     t = found.layers
-    return [f"‖HC‖/‖DC‖: {found.ratios[0]:.3g} at the input, {found.ratios[t]:.3g} after {t} layers",
-            f"|λ₂| = {found.rate:.3g}, |λ₂|^{t} = {found.rate**t:.3g}"]
+    return [
+        f"‖HC‖/‖DC‖: {found.ratios[0]:.3g} at the input, {found.ratios[t]:.3g} after {t} layers",
+        f"|λ₂| = {found.rate:.3g}, |λ₂|^{t} = {found.rate**t:.3g}",
+    ]
 
 
 # --- 2. The strength of a skip ----------------------------------------------------------------------------------------
@@ -281,9 +310,16 @@ def skip_strength(s: float, sharpness: float, tokens: int, draw: int) -> Found:
     """
     x, output, k, token_kappas, jacobian_kappas = _branch(sharpness, tokens, draw)
     skipped, jacobian = s * x + output, k + s * torch.eye(len(k), dtype=k.dtype)
-    return Found(s=s, bare=svdvals(output), skipped=svdvals(skipped), jacobian=svdvals(k),
-                 jacobian_skipped=svdvals(jacobian), token_kappas=token_kappas, jacobian_kappas=jacobian_kappas,
-                 kappas=(float(condition_number(skipped)), float(condition_number(jacobian))))
+    return Found(
+        s=s,
+        bare=svdvals(output),
+        skipped=svdvals(skipped),
+        jacobian=svdvals(k),
+        jacobian_skipped=svdvals(jacobian),
+        token_kappas=token_kappas,
+        jacobian_kappas=jacobian_kappas,
+        kappas=(float(condition_number(skipped)), float(condition_number(jacobian))),
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -299,18 +335,34 @@ def _branch(sharpness: float, tokens: int, draw: int) -> tuple[Tensor, ...]:
 
 
 SKIP_STRENGTH = (
-    Panel("singular values: tokens", ("share of the directions", 0, 1), (1e-5, 30),
-          legend={"SA(X)": BEFORE, "sX + SA(X)": SOLID}),
-    Panel("condition number κ", ("strength s of the skip", 0, 1), (1, 1.5 * TOP),
-          legend={"sX + SA(X)": SOLID, "K + sI": DASHED}, place="upper right"),
-    Panel("singular values: Jacobian", ("share of the directions", 0, 1), (1e-5, 30),
-          legend={"K": BEFORE, "K + sI": DASHED}))
+    Panel(
+        "singular values: tokens",
+        ("share of the directions", 0, 1),
+        (1e-5, 30),
+        legend={"SA(X)": BEFORE, "sX + SA(X)": SOLID},
+    ),
+    Panel(
+        "condition number κ",
+        ("strength s of the skip", 0, 1),
+        (1, 1.5 * TOP),
+        legend={"sX + SA(X)": SOLID, "K + sI": DASHED},
+        place="upper right",
+    ),
+    Panel(
+        "singular values: Jacobian",
+        ("share of the directions", 0, 1),
+        (1e-5, 30),
+        legend={"K": BEFORE, "K + sI": DASHED},
+    ),
+)
 
 
 def draw_skip_strength(axes: Sequence[Axes], found: Found) -> None:
     """Draw the singular values of tokens and Jacobian, without and with the skip, and κ over its strength."""
-    for axis, bare, skipped, style in ((axes[0], found.bare, found.skipped, SOLID),
-                                       (axes[2], found.jacobian, found.jacobian_skipped, DASHED)):
+    for axis, bare, skipped, style in (
+        (axes[0], found.bare, found.skipped, SOLID),
+        (axes[2], found.jacobian, found.jacobian_skipped, DASHED),
+    ):
         shares = numpy.linspace(0, 1, len(bare))
         axis.plot(shares, bare.clamp(min=1e-9), **BEFORE)
         axis.plot(shares, skipped.clamp(min=1e-9), **style)
@@ -322,8 +374,10 @@ def draw_skip_strength(axes: Sequence[Axes], found: Found) -> None:
 
 def skip_strength_facts(found: Found) -> list[str]:
     """Say κ with no skip and with this one."""
-    return [f"κ(SA(X)) = {_number(found.token_kappas[0])}, κ(sX + SA(X)) = {_number(found.kappas[0])} at s = {found.s:g}",
-            f"κ(K) = {_number(found.jacobian_kappas[0])}, κ(K + sI) = {_number(found.kappas[1])}"]
+    return [
+        f"κ(SA(X)) = {_number(found.token_kappas[0])}, κ(sX + SA(X)) = {_number(found.kappas[0])} at s = {found.s:g}",
+        f"κ(K) = {_number(found.jacobian_kappas[0])}, κ(K + sI) = {_number(found.kappas[1])}",
+    ]
 
 
 # --- 3. Token Graying -------------------------------------------------------------------------------------------------
@@ -345,8 +399,13 @@ def graying(picture: str, epsilon: float, patch: int, pixels: Tensor | None = No
     stack = torch.stack(versions)
     values = singular_values(stack)
     kappas = _kappas(values, tokens.shape)
-    return Found(epsilon=epsilon, pictures=[_as_picture(version + 0.5, patch, PICTURE_SIDE) for version in versions],
-                 spectra=values / values[:, :1].clamp(min=1e-300), kappas=kappas, expected=kappas[0] ** epsilon)
+    return Found(
+        epsilon=epsilon,
+        pictures=[_as_picture(version + 0.5, patch, PICTURE_SIDE) for version in versions],
+        spectra=values / values[:, :1].clamp(min=1e-300),
+        kappas=kappas,
+        expected=kappas[0] ** epsilon,
+    )
 
 
 def _kappas(values: Tensor, shape: Sequence[int]) -> list[float]:
@@ -355,9 +414,18 @@ def _kappas(values: Tensor, shape: Sequence[int]) -> list[float]:
     return torch.where(values[:, -1] <= floor, torch.inf, values[:, 0] / values[:, -1]).tolist()
 
 
-GRAYING = (Panel("original"), Panel("SVD-TG"), Panel("DCT-TG"),
-           Panel("σ/σ_max", ("index", 1, 200), (1e-5, 1.5), log="xy",
-                 legend={"original": BEFORE, "SVD-TG": SOLID, "DCT-TG": DASHED}))
+GRAYING = (
+    Panel("original"),
+    Panel("SVD-TG"),
+    Panel("DCT-TG"),
+    Panel(
+        "σ/σ_max",
+        ("index", 1, 200),
+        (1e-5, 1.5),
+        log="xy",
+        legend={"original": BEFORE, "SVD-TG": SOLID, "DCT-TG": DASHED},
+    ),
+)
 
 
 def draw_graying(axes: Sequence[Axes], found: Found) -> None:
@@ -371,10 +439,14 @@ def graying_facts(found: Found) -> list[str]:
     """Say κ before and after, beside κ^ε."""
     original, by_svd, by_dct = found.kappas
     if original == float("inf"):
-        return ["κ of the patches is infinite (some directions do not occur at all), and zero singular values stay zero: "
-                "no ε makes κ finite"]
-    return [f"κ of the patches {original:.4g}, κ^ε = {found.expected:.4g} at ε = {found.epsilon:g}",
-            f"κ after SVD-TG {_number(by_svd)}, after DCT-TG {_number(by_dct)}"]
+        return [
+            "κ of the patches is infinite (some directions do not occur at all), and zero singular values stay zero: "
+            "no ε makes κ finite"
+        ]
+    return [
+        f"κ of the patches {original:.4g}, κ^ε = {found.expected:.4g} at ε = {found.epsilon:g}",
+        f"κ after SVD-TG {_number(by_svd)}, after DCT-TG {_number(by_dct)}",
+    ]
 
 
 # --- 4. Theorem 3's bound ---------------------------------------------------------------------------------------------
@@ -395,9 +467,18 @@ def bound(alpha: float, tokens: int, norm: float, pattern: str) -> Found:
     stack = ALPHAS[:, None, None] * units[0]
     here = alpha * units[0]
     at_alpha = norm * float(bounds.attention_gain(here))
-    return Found(alpha=alpha, tokens=tokens, norm=norm, bounds=norm * _gains(tokens),
-                 sharp=norm * bounds.attention_gain(stack, "sharp"), measured=norm * _exact_gain(stack), bound=at_alpha,
-                 measured_here=norm * float(_exact_gain(here)), guaranteed=at_alpha < 1, decay=_decay(alpha * units, norm))
+    return Found(
+        alpha=alpha,
+        tokens=tokens,
+        norm=norm,
+        bounds=norm * _gains(tokens),
+        sharp=norm * bounds.attention_gain(stack, "sharp"),
+        measured=norm * _exact_gain(stack),
+        bound=at_alpha,
+        measured_here=norm * float(_exact_gain(here)),
+        guaranteed=at_alpha < 1,
+        decay=_decay(alpha * units, norm),
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -434,10 +515,16 @@ def _decay(logits: Tensor, norm: float) -> Tensor:
 
 
 BOUND = (
-    Panel("growth of HC in a layer", ("α = max |logit|", 0, 4), (1e-4, 20),
-          legend={"bound": DASHED, "sharp bound": DOTTED, "measured": SOLID}, place="lower right"),
+    Panel(
+        "growth of HC in a layer",
+        ("α = max |logit|", 0, 4),
+        (1e-4, 20),
+        legend={"bound": DASHED, "sharp bound": DOTTED, "measured": SOLID},
+        place="lower right",
+    ),
     Panel("‖W_V‖: decay where blue", ("α", 0, 4), (0, 1.5), log=""),
-    Panel("‖HC‖ by layer", ("layer", 0, LAYERS), (1e-12, 1e6)))
+    Panel("‖HC‖ by layer", ("layer", 0, LAYERS), (1e-12, 1e6)),
+)
 
 
 def draw_bound(axes: Sequence[Axes], found: Found) -> None:
@@ -455,10 +542,19 @@ def draw_bound(axes: Sequence[Axes], found: Found) -> None:
 
 def bound_facts(found: Found) -> list[str]:
     """Say what is guaranteed, or that nothing is."""
-    verdict = (f"decay is guaranteed: each layer keeps at most {100 * found.bound:.3g} % of HC" if found.guaranteed else
-               "theorem 3 says nothing here about decay: its bound is at least 1, HC may shrink or grow")
-    everywhere = f"1/√n = {found.tokens**-0.5:.3g}: ‖W_V‖ is {'below' if found.norm < found.tokens**-0.5 else 'not below'} it"
-    return [f"bound {found.bound:.4g}, largest possible with these logits {found.measured_here:.4g}", verdict, everywhere]
+    verdict = (
+        f"decay is guaranteed: each layer keeps at most {100 * found.bound:.3g} % of HC"
+        if found.guaranteed
+        else "theorem 3 says nothing here about decay: its bound is at least 1, HC may shrink or grow"
+    )
+    everywhere = (
+        f"1/√n = {found.tokens**-0.5:.3g}: ‖W_V‖ is {'below' if found.norm < found.tokens**-0.5 else 'not below'} it"
+    )
+    return [
+        f"bound {found.bound:.4g}, largest possible with these logits {found.measured_here:.4g}",
+        verdict,
+        everywhere,
+    ]
 
 
 # --- 5. All-pass: AttnScale and FeatScale -----------------------------------------------------------------------------
@@ -472,7 +568,9 @@ def all_pass(omega: float, s: float, t: float, layers: int) -> Found:
     ‖HC‖/‖DC‖ by layer. Raises InputError for s = −1. Anti-Oversmoothing, section 4.
     """
     if s == -1:
-        raise InputError("with s = −1 FeatScale removes all that the tokens share: ‖HC‖/‖DC‖ is not defined; take s above −1")
+        raise InputError(
+            "with s = −1 FeatScale removes all that the tokens share: ‖HC‖/‖DC‖ is not defined; take s above −1"
+        )
     attn, _ = _filter(1.0, 64, "random")
     scaled = dc(attn.new_ones(64, 64)) / 64 + (1 + omega) * (attn - 1 / 64)
     found = {kind: [_patches(64)] for kind in ("plain", "AttnScale", "FeatScale")}
@@ -481,17 +579,29 @@ def all_pass(omega: float, s: float, t: float, layers: int) -> Found:
         found["AttnScale"].append(scaled @ found["AttnScale"][-1])
         x = attn @ found["FeatScale"][-1]
         found["FeatScale"].append(x + s * dc(x) + t * hc(x))
-    return Found(layers=layers, omega=omega, s=s, t=t, maps={"A": signal_spectrum(attn), "Â": signal_spectrum(scaled)},
-                 spectra={kind: signal_spectrum(steps[layers]) for kind, steps in found.items()},
-                 ratios={kind: hc_ratio(torch.stack(steps)) for kind, steps in found.items()})
-
+    return Found(
+        layers=layers,
+        omega=omega,
+        s=s,
+        t=t,
+        maps={"A": signal_spectrum(attn), "Â": signal_spectrum(scaled)},
+        spectra={kind: signal_spectrum(steps[layers]) for kind, steps in found.items()},
+        ratios={kind: hc_ratio(torch.stack(steps)) for kind, steps in found.items()},
+    )
 
 
 KINDS = {"plain": BEFORE, "AttnScale": SOLID, "FeatScale": DASHED}
-ALL_PASS = (Panel("gain of one map", ("cycles per token", 0, 0.5), (0.02, 50), legend={"A": BEFORE, "Â": SOLID},
-                  place="upper right"),
-            Panel("spectrum of the tokens", ("cycles per token", 0, 0.5), (1e-9, 1e9), legend=KINDS, place="upper right"),
-            Panel("‖HC‖/‖DC‖", ("layers", 0, 12), (1e-12, 1e6)))
+ALL_PASS = (
+    Panel(
+        "gain of one map",
+        ("cycles per token", 0, 0.5),
+        (0.02, 50),
+        legend={"A": BEFORE, "Â": SOLID},
+        place="upper right",
+    ),
+    Panel("spectrum of the tokens", ("cycles per token", 0, 0.5), (1e-9, 1e9), legend=KINDS, place="upper right"),
+    Panel("‖HC‖/‖DC‖", ("layers", 0, 12), (1e-12, 1e6)),
+)
 
 
 def draw_all_pass(axes: Sequence[Axes], found: Found) -> None:
@@ -507,10 +617,12 @@ def draw_all_pass(axes: Sequence[Axes], found: Found) -> None:
 
 def all_pass_facts(found: Found) -> list[str]:
     """Say the factors on HC and DC, and the ratios reached."""
-    return [f"each layer: AttnScale multiplies HC by 1 + ω = {1 + found.omega:.4g}; FeatScale HC by 1 + t = {1 + found.t:.4g} "
-            f"and DC by 1 + s = {1 + found.s:.4g}",
-            f"‖HC‖/‖DC‖ after {found.layers} layers: " + ", ".join(f"{kind} {ratios[found.layers]:.3g}"
-                                                                   for kind, ratios in found.ratios.items())]
+    return [
+        f"each layer: AttnScale multiplies HC by 1 + ω = {1 + found.omega:.4g}; FeatScale HC by 1 + t = {1 + found.t:.4g} "
+        f"and DC by 1 + s = {1 + found.s:.4g}",
+        f"‖HC‖/‖DC‖ after {found.layers} layers: "
+        + ", ".join(f"{kind} {ratios[found.layers]:.3g}" for kind, ratios in found.ratios.items()),
+    ]
 
 
 # --- 6. The skipless initialisation -----------------------------------------------------------------------------------
@@ -526,10 +638,13 @@ def skipless(alpha: float, beta: float, c: float, heads: int, similarity: float)
     the heads' mean; `spectra` of K; `kappas` of K; `with_skip` the usual K + I's spectrum; `diagonal` of the maps.
     Cutting the Skip, section 4. Raises InputError where the heads do not share the width evenly.
     """
-    from lib.models.skipless import SkiplessInit, query_key  # timm takes seconds to import
+    from skiplab.models.skipless import SkiplessInit, query_key  # timm takes seconds to import
 
     if INIT_WIDTH % heads:
-        nearest = min((count for count in range(1, INIT_WIDTH + 1) if INIT_WIDTH % count == 0), key=lambda count: abs(count - heads))
+        nearest = min(
+            (count for count in range(1, INIT_WIDTH + 1) if INIT_WIDTH % count == 0),
+            key=lambda count: abs(count - heads),
+        )
         raise InputError(f"{heads} heads cannot share a width of {INIT_WIDTH} evenly; nearest: {nearest}")
     init = SkiplessInit(alpha, beta, c)
     x, gaussian, orthogonal = _initial(similarity)
@@ -541,11 +656,14 @@ def skipless(alpha: float, beta: float, c: float, heads: int, similarity: float)
     jacobians = {name: attention_jacobian(x, *each, heads) for name, each in weights.items()}
     maps = {name: _maps(x, *each[:2], heads) for name, each in weights.items()}
     spectra = {name: svdvals(k) for name, k in jacobians.items()}
-    return Found(maps={name: each.mean(dim=0) for name, each in maps.items()}, spectra=spectra,
-                 with_skip=svdvals(jacobians["usual"] + torch.eye(x.numel(), dtype=x.dtype)),
-                 kappas={name: _kappas(values[None], jacobians[name].shape)[0] for name, values in spectra.items()},
-                 attention_kappa=float(condition_number(maps["skipless"]).median()),
-                 diagonal={name: float(each.diagonal(dim1=1, dim2=2).mean()) for name, each in maps.items()})
+    return Found(
+        maps={name: each.mean(dim=0) for name, each in maps.items()},
+        spectra=spectra,
+        with_skip=svdvals(jacobians["usual"] + torch.eye(x.numel(), dtype=x.dtype)),
+        kappas={name: _kappas(values[None], jacobians[name].shape)[0] for name, values in spectra.items()},
+        attention_kappa=float(condition_number(maps["skipless"]).median()),
+        diagonal={name: float(each.diagonal(dim1=1, dim2=2).mean()) for name, each in maps.items()},
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -566,24 +684,37 @@ def _maps(x: Tensor, w_q: Tensor, w_k: Tensor, heads: int) -> Tensor:
     return torch.softmax(q @ k.mT * (INIT_WIDTH / heads) ** -0.5, dim=-1)
 
 
-SKIPLESS = (Panel("attention, skipless"), Panel("attention, usual"),
-            Panel("σ of the Jacobian", ("index", 1, INIT_TOKENS * INIT_WIDTH), (1e-5, 300),
-                  legend={"K, skipless": SOLID, "K, usual": BEFORE, "K + I, usual": DASHED}))
+SKIPLESS = (
+    Panel("attention, skipless"),
+    Panel("attention, usual"),
+    Panel(
+        "σ of the Jacobian",
+        ("index", 1, INIT_TOKENS * INIT_WIDTH),
+        (1e-5, 300),
+        legend={"K, skipless": SOLID, "K, usual": BEFORE, "K + I, usual": DASHED},
+    ),
+)
 
 
 def draw_skipless(axes: Sequence[Axes], found: Found) -> None:
     """Draw both attention maps and the singular values of the Jacobians."""
     for axis, attn in zip(axes, found.maps.values()):
         attention_image(axis, attn)
-    for values, style in ((found.spectra["skipless"], SOLID), (found.spectra["usual"], BEFORE), (found.with_skip, DASHED)):
+    for values, style in (
+        (found.spectra["skipless"], SOLID),
+        (found.spectra["usual"], BEFORE),
+        (found.with_skip, DASHED),
+    ):
         axes[2].plot(range(1, len(values) + 1), values.clamp(min=1e-9), **style)
 
 
 def skipless_facts(found: Found) -> list[str]:
     """Say κ of the Jacobians and how near the maps are to I."""
-    return [f"κ(K): skipless {_number(found.kappas['skipless'])}, usual {_number(found.kappas['usual'])}",
-            f"mean diagonal of the maps: skipless {found.diagonal['skipless']:.3f}, usual {found.diagonal['usual']:.3f}; "
-            f"κ(A) of the skipless ones {_number(found.attention_kappa)}"]
+    return [
+        f"κ(K): skipless {_number(found.kappas['skipless'])}, usual {_number(found.kappas['usual'])}",
+        f"mean diagonal of the maps: skipless {found.diagonal['skipless']:.3f}, usual {found.diagonal['usual']:.3f}; "
+        f"κ(A) of the skipless ones {_number(found.attention_kappa)}",
+    ]
 
 
 # --- Shared -----------------------------------------------------------------------------------------------------------
@@ -604,42 +735,98 @@ def attention_image(axis: Axes, attn: Tensor) -> None:
     _image(axis, attn.numpy(), cmap="cividis", vmin=0, vmax=max(float(attn.max()), 2 / len(attn)))
 
 
-EXPLORATIONS = {exploration.name: exploration for exploration in (
-    Exploration("low_pass", "Attention as a low-pass filter", {
-        "temperature": Slider("temperature", 0.2, 5.0, 0.2, 1.0),
-        "tokens": Choice("tokens", tuple(GRIDS), 64),
-        "layers": Slider("layers t", 0, 12, 1, 2),
-        "logits": Choice("logits", ("random", "distance", "content"), "distance"),
-    }, low_pass, LOW_PASS, draw_low_pass, low_pass_facts,
-        [{"layers": 0}, {"layers": 12}, {"logits": "random", "layers": 1}]),
-    Exploration("skip_strength", "How much skip is enough?", {
-        "s": Slider("strength s", 0.0, 1.0, 0.05, 0.0),
-        "sharpness": Slider("sharpness of the logits", 0.0, 4.0, 0.5, 1.0),
-        "tokens": Choice("tokens", (4, 8, 12), 8),
-        "draw": Slider("random draw", 0, 9, 1, 0),
-    }, skip_strength, SKIP_STRENGTH, draw_skip_strength, skip_strength_facts, [{"s": 0.25}, {"s": 0.5}, {"s": 1.0}]),
-    Exploration("graying", "Token Graying", {
-        "picture": Choice("picture", PICTURES, "astronaut"),
-        "epsilon": Slider("exponent ε", 0.05, 1.0, 0.05, 0.7),
-        "patch": Choice("patch size", (8, 16, 32), 16),
-    }, graying, GRAYING, draw_graying, graying_facts, [{"epsilon": 1.0}, {"epsilon": 0.3}, {"epsilon": 0.05}]),
-    Exploration("bound", "When must attention smooth?", {
-        "alpha": Slider("largest logit α", 0.0, 4.0, 0.25, 2.0),
-        "tokens": Slider("tokens n", 2, 64, 1, 16),
-        "norm": Slider("‖W_V‖", 0.05, 1.5, 0.05, 1.0),
-        "pattern": Choice("logits", ("random", "two camps"), "random"),
-    }, bound, BOUND, draw_bound, bound_facts, [{"norm": 0.2}, {"pattern": "two camps"}, {"alpha": 0.0, "norm": 0.95}]),
-    Exploration("all_pass", "From low-pass to all-pass", {
-        "omega": Slider("AttnScale ω", 0.0, 5.0, 0.1, 1.0),
-        "s": Slider("FeatScale s (DC)", -1.0, 1.0, 0.1, 0.0),
-        "t": Slider("FeatScale t (HC)", 0.0, 5.0, 0.1, 1.0),
-        "layers": Slider("layers", 0, 12, 1, 4),
-    }, all_pass, ALL_PASS, draw_all_pass, all_pass_facts, [{"omega": 0.0, "t": 0.0}, {"omega": 4.0, "t": 4.0}, {"s": 1.0}]),
-    Exploration("skipless", "An initialisation in place of the skip", {
-        "alpha": Slider("α", 0.1, 4.0, 0.1, 2.0),
-        "beta": Slider("β", 0.1, 4.0, 0.1, 0.6),
-        "c": Slider("c", 0.5, 5.0, 0.5, 3.0),
-        "heads": Slider("heads", 1, 8, 1, 2),
-        "similarity": Slider("similarity of the tokens", 0.0, 0.95, 0.05, 0.0),
-    }, skipless, SKIPLESS, draw_skipless, skipless_facts, [{"beta": 4.0}, {"alpha": 0.1, "beta": 0.1}, {"similarity": 0.9}]),
-)}
+EXPLORATIONS = {
+    exploration.name: exploration
+    for exploration in (
+        Exploration(
+            "low_pass",
+            "Attention as a low-pass filter",
+            {
+                "temperature": Slider("temperature", 0.2, 5.0, 0.2, 1.0),
+                "tokens": Choice("tokens", tuple(GRIDS), 64),
+                "layers": Slider("layers t", 0, 12, 1, 2),
+                "logits": Choice("logits", ("random", "distance", "content"), "distance"),
+            },
+            low_pass,
+            LOW_PASS,
+            draw_low_pass,
+            low_pass_facts,
+            [{"layers": 0}, {"layers": 12}, {"logits": "random", "layers": 1}],
+        ),
+        Exploration(
+            "skip_strength",
+            "How much skip is enough?",
+            {
+                "s": Slider("strength s", 0.0, 1.0, 0.05, 0.0),
+                "sharpness": Slider("sharpness of the logits", 0.0, 4.0, 0.5, 1.0),
+                "tokens": Choice("tokens", (4, 8, 12), 8),
+                "draw": Slider("random draw", 0, 9, 1, 0),
+            },
+            skip_strength,
+            SKIP_STRENGTH,
+            draw_skip_strength,
+            skip_strength_facts,
+            [{"s": 0.25}, {"s": 0.5}, {"s": 1.0}],
+        ),
+        Exploration(
+            "graying",
+            "Token Graying",
+            {
+                "picture": Choice("picture", PICTURES, "astronaut"),
+                "epsilon": Slider("exponent ε", 0.05, 1.0, 0.05, 0.7),
+                "patch": Choice("patch size", (8, 16, 32), 16),
+            },
+            graying,
+            GRAYING,
+            draw_graying,
+            graying_facts,
+            [{"epsilon": 1.0}, {"epsilon": 0.3}, {"epsilon": 0.05}],
+        ),
+        Exploration(
+            "bound",
+            "When must attention smooth?",
+            {
+                "alpha": Slider("largest logit α", 0.0, 4.0, 0.25, 2.0),
+                "tokens": Slider("tokens n", 2, 64, 1, 16),
+                "norm": Slider("‖W_V‖", 0.05, 1.5, 0.05, 1.0),
+                "pattern": Choice("logits", ("random", "two camps"), "random"),
+            },
+            bound,
+            BOUND,
+            draw_bound,
+            bound_facts,
+            [{"norm": 0.2}, {"pattern": "two camps"}, {"alpha": 0.0, "norm": 0.95}],
+        ),
+        Exploration(
+            "all_pass",
+            "From low-pass to all-pass",
+            {
+                "omega": Slider("AttnScale ω", 0.0, 5.0, 0.1, 1.0),
+                "s": Slider("FeatScale s (DC)", -1.0, 1.0, 0.1, 0.0),
+                "t": Slider("FeatScale t (HC)", 0.0, 5.0, 0.1, 1.0),
+                "layers": Slider("layers", 0, 12, 1, 4),
+            },
+            all_pass,
+            ALL_PASS,
+            draw_all_pass,
+            all_pass_facts,
+            [{"omega": 0.0, "t": 0.0}, {"omega": 4.0, "t": 4.0}, {"s": 1.0}],
+        ),
+        Exploration(
+            "skipless",
+            "An initialisation in place of the skip",
+            {
+                "alpha": Slider("α", 0.1, 4.0, 0.1, 2.0),
+                "beta": Slider("β", 0.1, 4.0, 0.1, 0.6),
+                "c": Slider("c", 0.5, 5.0, 0.5, 3.0),
+                "heads": Slider("heads", 1, 8, 1, 2),
+                "similarity": Slider("similarity of the tokens", 0.0, 0.95, 0.05, 0.0),
+            },
+            skipless,
+            SKIPLESS,
+            draw_skipless,
+            skipless_facts,
+            [{"beta": 4.0}, {"alpha": 0.1, "beta": 0.1}, {"similarity": 0.9}],
+        ),
+    )
+}

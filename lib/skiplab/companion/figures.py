@@ -11,9 +11,9 @@ import pandas
 import seaborn
 from matplotlib.figure import Figure
 
-from lib import files
-from lib.companion import fingerprint
-from lib.companion.params import Parameters
+from skiplab import files
+from skiplab.companion import fingerprint
+from skiplab.companion.params import Parameters
 
 PALETTE = seaborn.color_palette("colorblind")
 UNCOMMITTED = ("replicate", "smoke", "custom")  # presets whose figures are not results
@@ -22,9 +22,19 @@ UNCOMMITTED = ("replicate", "smoke", "custom")  # presets whose figures are not 
 def theme() -> None:
     """Set the look of every figure, whatever matplotlibrc says: colour-blind-safe, readable at column width."""
     matplotlib.rcdefaults()
-    seaborn.set_theme("paper", "whitegrid", palette=PALETTE, font_scale=1.1,
-                      rc={"figure.dpi": 110, "savefig.dpi": 160, "figure.constrained_layout.use": True,
-                          "axes.titlesize": "medium", "legend.frameon": False})
+    seaborn.set_theme(
+        "paper",
+        "whitegrid",
+        palette=PALETTE,
+        font_scale=1.1,
+        rc={
+            "figure.dpi": 110,
+            "savefig.dpi": 160,
+            "figure.constrained_layout.use": True,
+            "axes.titlesize": "medium",
+            "legend.frameon": False,
+        },
+    )
 
 
 def folder(preset: str) -> Path:
@@ -43,8 +53,14 @@ def save(figure: Figure, name: str, parameters: Parameters, runs: tuple[str, ...
     files.write(path, _rendered(figure, "png", inputs))
     if pdf:
         files.write(path.with_suffix(".pdf"), _rendered(figure, "pdf", inputs))
-    sidecar = {"notebook": parameters.notebook, "preset": parameters.preset, "runs": sorted(runs), "inputs": inputs,
-               "parameters": parameters.experiment(), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    sidecar = {
+        "notebook": parameters.notebook,
+        "preset": parameters.preset,
+        "runs": sorted(runs),
+        "inputs": inputs,
+        "parameters": parameters.experiment(),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
     files.write(path.with_suffix(".json"), json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
     return path
 
@@ -54,13 +70,23 @@ def gallery() -> str:
     entries = []
     for sidecar in sorted(folder("quick").glob("*.json")):
         notebook = json.loads(sidecar.read_text(encoding="utf-8"))["notebook"]
-        entries.append(f"![{sidecar.stem}](../figures/{sidecar.stem}.png)\n\n"
-                       f"*{sidecar.stem}, from [{notebook}]({notebook}.ipynb)*\n")
+        entries.append(
+            f"![{sidecar.stem}](../figures/{sidecar.stem}.png)\n\n"
+            f"*{sidecar.stem}, from [{notebook}]({notebook}.ipynb)*\n"
+        )
     return "\n".join(entries)
 
 
-def phase_diagram(scores: pandas.DataFrame, *, arm: str, row: str, column: str, value: str, arms: dict[str, str],
-                  best: tuple[object, object]) -> Figure:
+def phase_diagram(
+    scores: pandas.DataFrame,
+    *,
+    arm: str,
+    row: str,
+    column: str,
+    value: str,
+    arms: dict[str, str],
+    best: tuple[object, object],
+) -> Figure:
     """Draw one heat map per arm over two hyperparameters; frame the cell that was best for the baseline.
 
     `scores` has one row per run; the mean over runs in a cell is shown. `arms` maps each value of the column `arm` to
@@ -69,8 +95,18 @@ def phase_diagram(scores: pandas.DataFrame, *, arm: str, row: str, column: str, 
     figure, axes = plt.subplots(1, len(arms), figsize=(2.3 * len(arms) + 0.8, 2.6), sharey=True)
     for axis, (name, title) in zip(axes, arms.items()):
         cells = scores[scores[arm] == name].pivot_table(index=row, columns=column, values=value)
-        seaborn.heatmap(cells, ax=axis, vmin=0, vmax=scores[value].max(), annot=True, fmt=".0f", cmap="cividis",
-                        cbar=axis is axes[-1], cbar_kws={"label": "test top-1 (%)"}, linewidths=0.5)
+        seaborn.heatmap(
+            cells,
+            ax=axis,
+            vmin=0,
+            vmax=scores[value].max(),
+            annot=True,
+            fmt=".0f",
+            cmap="cividis",
+            cbar=axis is axes[-1],
+            cbar_kws={"label": "test top-1 (%)"},
+            linewidths=0.5,
+        )
         position = (cells.columns.get_loc(best[1]), cells.index.get_loc(best[0]))
         axis.add_patch(plt.Rectangle(position, 1, 1, fill=False, edgecolor=PALETTE[3], linewidth=2.5))
         axis.set(title=title, xlabel=axis.get_xlabel(), ylabel=axis.get_ylabel() if axis is axes[0] else "")

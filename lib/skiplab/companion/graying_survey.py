@@ -16,16 +16,19 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transf
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
-from lib.companion.ledger import Measurement
-from lib.companion.runs import Run, on_device
-from lib.models import probe, zoo
-from lib.theory.conditioning import condition_number, singular_values
-from lib.training.loop import dataset
-from lib.training.photographs import photographs
-from lib.transforms.graying import METHODS, TokenGraying, patchify
+from skiplab.companion.ledger import Measurement
+from skiplab.companion.runs import Run, on_device
+from skiplab.models import probe, zoo
+from skiplab.theory.conditioning import condition_number, singular_values
+from skiplab.training.loop import dataset
+from skiplab.training.photographs import photographs
+from skiplab.transforms.graying import METHODS, TokenGraying, patchify
 
-TOKENISATIONS = {"196 × 768 (224 px, patch 16)": (224, 16), "3136 × 48 (224 px, patch 4)": (224, 4),
-                 "64 × 48 (32 px, patch 4)": (32, 4)}  # (side, patch) of ViT-B, Swin, and a ViT on CIFAR-10
+TOKENISATIONS = {
+    "196 × 768 (224 px, patch 16)": (224, 16),
+    "3136 × 48 (224 px, patch 4)": (224, 4),
+    "64 × 48 (32 px, patch 4)": (32, 4),
+}  # (side, patch) of ViT-B, Swin, and a ViT on CIFAR-10
 FORMS = ("svd", "dct")
 
 
@@ -85,8 +88,10 @@ def spectra(epsilons: Sequence[float], patch_size: int = 16) -> pandas.DataFrame
         for epsilon in epsilons:
             values = singular_values(METHODS[method](tokens, epsilon))
             for name, value in zip(names, values / values[:, :1]):
-                rows += [{"photograph": name, "form": method.upper(), "ε": epsilon, "index": index, "sigma": share}
-                         for index, share in enumerate(value.tolist(), start=1)]
+                rows += [
+                    {"photograph": name, "form": method.upper(), "ε": epsilon, "index": index, "sigma": share}
+                    for index, share in enumerate(value.tolist(), start=1)
+                ]
     return pandas.DataFrame(rows)
 
 
@@ -105,9 +110,14 @@ def compare_forms(epsilons: Sequence[float]) -> pandas.DataFrame:
         for epsilon in epsilons:
             svd, dct = (METHODS[method](tokens, epsilon).double() for method in FORMS)
             scale = (svd * dct).sum((-2, -1), keepdim=True) / (dct * dct).sum((-2, -1), keepdim=True)
-            columns = {"photograph": names, "distance": relative_distance(scale * dct, svd).tolist(),
-                       "kappa": kappa.tolist(), "target": (kappa**epsilon).tolist(),
-                       "svd": condition_number(svd).tolist(), "dct": condition_number(dct).tolist()}
+            columns = {
+                "photograph": names,
+                "distance": relative_distance(scale * dct, svd).tolist(),
+                "kappa": kappa.tolist(),
+                "target": (kappa**epsilon).tolist(),
+                "svd": condition_number(svd).tolist(),
+                "dct": condition_number(dct).tolist(),
+            }
             rows.append(pandas.DataFrame(columns).assign(tokens=label, epsilon=epsilon))
     return pandas.concat(rows, ignore_index=True)
 
@@ -126,8 +136,9 @@ def dct_order_distances(epsilon: float = 0.5, patch_size: int = 16) -> Tensor:
     _, batch = images()
     tokens = patchify(batch, patch_size)
     order = torch.arange(tokens.shape[-1]).view(3, -1).T.flatten()
-    return relative_distance(METHODS["dct"](tokens[..., order], epsilon)[..., order.argsort()],
-                             METHODS["dct"](tokens, epsilon))
+    return relative_distance(
+        METHODS["dct"](tokens[..., order], epsilon)[..., order.argsort()], METHODS["dct"](tokens, epsilon)
+    )
 
 
 @one_thread()
@@ -142,17 +153,25 @@ def svd_cases(cases: int = 200, seed: int = 0) -> dict[str, Measurement]:
         epsilon, patch = float(chance.uniform(0.05, 1)), int(chance.choice([4, 8, 16]))
         side = patch * int(chance.integers(2, 7))
         top, left = chance.integers(0, 224 - side, 2)
-        image = batch[chance.integers(len(batch)), :, top:top + side, left:left + side]
+        image = batch[chance.integers(len(batch)), :, top : top + side, left : left + side]
         gray = TokenGraying("svd", epsilon, patch)
-        flips.append(float(relative_distance(gray(image.flip(-1)).flatten(0, 1), gray(image).flip(-1).flatten(0, 1))) / 100)
+        flips.append(
+            float(relative_distance(gray(image.flip(-1)).flatten(0, 1), gray(image).flip(-1).flatten(0, 1))) / 100
+        )
         for tokens in (patchify(image, patch), _generated(chance)):
             kappa = condition_number(tokens.double())
             if kappa <= 1e4:
                 after = condition_number(METHODS["svd"](tokens, epsilon).double())
                 exact.append(float((after / kappa**epsilon - 1).abs()))
     worst = {"asa.tg.svd_exact": (exact, 1e-3), "asa.tg.svd_flips": (flips, 2e-5)}
-    return {name: Measurement(violations=sum(error > limit for error in errors), cases=len(errors),
-                              note=f"largest error {max(errors):.1e}") for name, (errors, limit) in worst.items()}
+    return {
+        name: Measurement(
+            violations=sum(error > limit for error in errors),
+            cases=len(errors),
+            note=f"largest error {max(errors):.1e}",
+        )
+        for name, (errors, limit) in worst.items()
+    }
 
 
 def _generated(chance: numpy.random.Generator) -> Tensor:
@@ -206,16 +225,24 @@ def low_precision(epsilons: Sequence[float], patch_size: int = 16) -> pandas.Dat
         kappas = {form: condition_number(exact[form]) for form in FORMS}
         known = {form: kappa.where(kappa.isfinite(), torch.nan) for form, kappa in kappas.items()}
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            for way, form, gray in (("SVD", "svd", METHODS["svd"]), ("DCT", "dct", METHODS["dct"]),
-                                    ("SVD, Gram matrix by autocast", "svd", gram_gray),
-                                    ("DCT, products by autocast", "dct", dense_dct_gray)):
+            for way, form, gray in (
+                ("SVD", "svd", METHODS["svd"]),
+                ("DCT", "dct", METHODS["dct"]),
+                ("SVD, Gram matrix by autocast", "svd", gram_gray),
+                ("DCT, products by autocast", "dct", dense_dct_gray),
+            ):
                 with torch.autocast("cpu", dtype, enabled="autocast" in way and dtype != torch.float32):
                     grayed = gray(tokens if "autocast" in way else tokens.to(dtype), epsilon)
                 kappa = condition_number(grayed.double())
-                columns = {"photograph": names, "error": relative_distance(grayed, exact[form]).tolist(),
-                           "kappa": kappa.tolist(), "kappa_error": (100 * (kappa / known[form] - 1).abs()).tolist()}
-                rows.append(pandas.DataFrame(columns).assign(dtype=str(dtype).removeprefix("torch."), way=way,
-                                                             epsilon=epsilon))
+                columns = {
+                    "photograph": names,
+                    "error": relative_distance(grayed, exact[form]).tolist(),
+                    "kappa": kappa.tolist(),
+                    "kappa_error": (100 * (kappa / known[form] - 1).abs()).tolist(),
+                }
+                rows.append(
+                    pandas.DataFrame(columns).assign(dtype=str(dtype).removeprefix("torch."), way=way, epsilon=epsilon)
+                )
     return pandas.concat(rows, ignore_index=True)
 
 
@@ -252,9 +279,15 @@ def _graying_times(device: str, rounds: int, batch: int, epsilon: float) -> pand
         for repetition in range(3):
             times = interleaved(tasks, device, rounds)
             for way in tasks:
-                rows.append({"repetition": repetition, "tokens": label, "way": way,
-                             "milliseconds": 1e3 * statistics.median(times[way]) / count,
-                             "faster": median_ratio(times["torch.linalg.svd"], times[way])})
+                rows.append(
+                    {
+                        "repetition": repetition,
+                        "tokens": label,
+                        "way": way,
+                        "milliseconds": 1e3 * statistics.median(times[way]) / count,
+                        "faster": median_ratio(times["torch.linalg.svd"], times[way]),
+                    }
+                )
     return pandas.DataFrame(rows)
 
 
@@ -275,8 +308,16 @@ def _step_ratios(model: str, device: str, rounds: int, batch: int, epsilon: floa
     tasks |= {way: _graying(gray, calls, epsilon) for way, gray in ways(device).items()}
     for repetition in range(3):
         times = interleaved(tasks, device, rounds)
-        rows += [{"repetition": repetition, "model": model, "way": way, "step_seconds": statistics.median(times["step"]),
-                  "ratio": 1 + median_ratio(times[way], times["step"]) * batch / count} for way in ways(device)]
+        rows += [
+            {
+                "repetition": repetition,
+                "model": model,
+                "way": way,
+                "step_seconds": statistics.median(times["step"]),
+                "ratio": 1 + median_ratio(times[way], times["step"]) * batch / count,
+            }
+            for way in ways(device)
+        ]
     return pandas.DataFrame(rows)
 
 
@@ -323,6 +364,7 @@ def _graying(gray: Callable, calls: Sequence[Tensor], epsilon: float) -> Callabl
     def task() -> None:
         for tokens in calls:
             gray(tokens, epsilon)
+
     return task
 
 
@@ -334,6 +376,7 @@ def _training_step(model: nn.Module, pictures: Tensor) -> Callable[[], None]:
         with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
             loss = model(pictures).square().mean()
         loss.backward()
+
     return step
 
 
@@ -346,8 +389,9 @@ class _Worker(torch.utils.data.Dataset):
 
     def __init__(self, count: int, graying: nn.Module):
         self.pictures = [to_pil_image(picture) for picture in photographs().values()]
-        self.transform = create_transform((3, 224, 224), is_training=True, mean=IMAGENET_DEFAULT_MEAN,
-                                          std=IMAGENET_DEFAULT_STD)
+        self.transform = create_transform(
+            (3, 224, 224), is_training=True, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD
+        )
         self.count, self.graying = count, graying
 
     def __len__(self) -> int:
@@ -360,8 +404,11 @@ class _Worker(torch.utils.data.Dataset):
 def worker_rates(count: int, workers: int = 2, epsilon: float = 0.5) -> pandas.DataFrame:
     """Return how many 224 px images a second `workers` data-loader workers prepare, with and without Token Graying."""
     rows = []
-    for way, graying in (("no Token Graying", nn.Identity()), ("SVD", TokenGraying("svd", epsilon, 16)),
-                         ("DCT", TokenGraying("dct", epsilon, 16))):
+    for way, graying in (
+        ("no Token Graying", nn.Identity()),
+        ("SVD", TokenGraying("svd", epsilon, 16)),
+        ("DCT", TokenGraying("dct", epsilon, 16)),
+    ):
         loader = torch.utils.data.DataLoader(_Worker(count, graying), batch_size=8, num_workers=workers)
         batches = iter(loader)
         next(batches)  # the workers are up
@@ -400,17 +447,34 @@ def model_kappas(run: Run, count: int, patch_size: int) -> pandas.DataFrame:
     model, rows = run.load_model().double(), []
     grayed = pictures
     if config.graying != "none" and not config.graying_blocks:
-        grayed = TokenGraying(config.graying, config.epsilon, config.graying_patch_size, rescale=config.graying_rescale,
-                              at_evaluation=True)(pictures)
+        grayed = TokenGraying(
+            config.graying,
+            config.epsilon,
+            config.graying_patch_size,
+            rescale=config.graying_rescale,
+            at_evaluation=True,
+        )(pictures)
     for kind, batch in (("as trained", grayed), ("plain", pictures)):
-        places = {("patches", 0): patchify(batch, patch_size),
-                  ("embedded tokens", 0): probe.embeddings(model, batch.double())}
+        places = {
+            ("patches", 0): patchify(batch, patch_size),
+            ("embedded tokens", 0): probe.embeddings(model, batch.double()),
+        }
         for block, trace in enumerate(probe.branch_outputs(model, batch.double()), start=1):
             places["SAB output", block] = trace.sab
         for (place, block), tokens in places.items():
-            rows += [{"hash": run.hash, "seed": config.seed, "graying": config.graying, "epsilon": config.epsilon,
-                      "images": kind, "place": place, "block": block, "log_kappa": value}
-                     for value in condition_number(tokens).log().tolist()]
+            rows += [
+                {
+                    "hash": run.hash,
+                    "seed": config.seed,
+                    "graying": config.graying,
+                    "epsilon": config.epsilon,
+                    "images": kind,
+                    "place": place,
+                    "block": block,
+                    "log_kappa": value,
+                }
+                for value in condition_number(tokens).log().tolist()
+            ]
     return pandas.DataFrame(rows)
 
 
@@ -422,6 +486,7 @@ def block_graying_top1(run: Run, grayed: bool) -> float:
     """
     config, model, right = run.config, run.load_model(), 0
     for index in config.graying_blocks if grayed else []:
+
         def gray(block: nn.Module, inputs: tuple) -> tuple:
             return METHODS[config.graying](inputs[0], config.epsilon, rescale=config.graying_rescale), *inputs[1:]
 

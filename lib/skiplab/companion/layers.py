@@ -16,18 +16,23 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
-from lib.errors import InputError
-from lib.models import probe, zoo
-from lib.theory import bounds
-from lib.theory.bounds import BoundCheck
-from lib.theory.jacobian import attention_jacobian, jacobian_kappa
-from lib.theory.spectral import attention_similarity, frequency_response, hc, log_hc_intensity, token_similarity
-from lib.training import loop
-from lib.training.photographs import photographs
-from lib.transforms.augment import normalise
+from skiplab.errors import InputError
+from skiplab.models import probe, zoo
+from skiplab.theory import bounds
+from skiplab.theory.bounds import BoundCheck
+from skiplab.theory.jacobian import attention_jacobian, jacobian_kappa
+from skiplab.theory.spectral import attention_similarity, frequency_response, hc, log_hc_intensity, token_similarity
+from skiplab.training import loop
+from skiplab.training.photographs import photographs
+from skiplab.transforms.augment import normalise
 
 # What is left of a block in each panel of figure 1: (its FFN, its skips).
-VARIANTS = {"SA only": (False, False), "SA + FFN": (True, False), "SA + skip": (False, True), "SA + FFN + skip": (True, True)}
+VARIANTS = {
+    "SA only": (False, False),
+    "SA + FFN": (True, False),
+    "SA + skip": (False, True),
+    "SA + FFN + skip": (True, True),
+}
 ROUNDING = 1e-12  # of ‖X‖_F, forgiven where HC itself is down at rounding
 
 
@@ -52,15 +57,20 @@ class Weights:
 def weights(block: Block) -> Weights:
     """Read a ViT block's weights; a layer scale is taken into W_O and W_down. Raises InputError for another block."""
     if not isinstance(block, Block) or not hasattr(block.attn, "qkv"):
-        raise InputError(f"a {type(block).__name__} is no ViT block with one qkv matrix; only timm's ViT and DeiT have these")
+        raise InputError(
+            f"a {type(block).__name__} is no ViT block with one qkv matrix; only timm's ViT and DeiT have these"
+        )
     w_q, w_k, w_v = block.attn.qkv.weight.detach().double().chunk(3)
     scales = [getattr(scale, "gamma", torch.ones(())).detach().double() for scale in (block.ls1, block.ls2)]
-    w_o, w_down = (layer.weight.detach().double().mT * scale
-                   for layer, scale in zip((block.attn.proj, block.mlp.fc2), scales, strict=True))
+    w_o, w_down = (
+        layer.weight.detach().double().mT * scale
+        for layer, scale in zip((block.attn.proj, block.mlp.fc2), scales, strict=True)
+    )
     up = block.mlp.fc1
     b_up = torch.zeros(up.out_features) if up.bias is None else up.bias.detach()
-    return Weights(block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o,
-                   up.weight.detach().double().mT, b_up.double(), w_down)
+    return Weights(
+        block.attn.num_heads, w_q.mT, w_k.mT, w_v.mT, w_o, up.weight.detach().double().mT, b_up.double(), w_down
+    )
 
 
 def logits(block: Block, normed: Tensor) -> Tensor:
@@ -89,17 +99,23 @@ def check_block(block: Block) -> None:
     z = block.norm1(x)
     zero = torch.zeros(attn.qkv.out_features, dtype=torch.float64)
     b_q, b_k, _ = (zero if attn.qkv.bias is None else attn.qkv.bias).chunk(3)
-    q, k, v = ((z @ w_in + bias).unflatten(-1, (w.heads, -1)).transpose(1, 2)
-               for w_in, bias in ((w.w_q, b_q), (w.w_k, b_k), (w.w_v, 0)))
+    q, k, v = (
+        (z @ w_in + bias).unflatten(-1, (w.heads, -1)).transpose(1, 2)
+        for w_in, bias in ((w.w_q, b_q), (w.w_k, b_k), (w.w_v, 0))
+    )
     heads = torch.softmax(q @ k.mT * attn.scale, dim=-1) @ v
-    pairs = {"attention": (sab(block, x), heads.transpose(1, 2).flatten(2) @ w.w_o),
-             "FFN": (ffn(block, x), nn.functional.gelu(block.norm2(x) @ w.w_up + w.b_up) @ w.w_down)}
+    pairs = {
+        "attention": (sab(block, x), heads.transpose(1, 2).flatten(2) @ w.w_o),
+        "FFN": (ffn(block, x), nn.functional.gelu(block.norm2(x) @ w.w_up + w.b_up) @ w.w_down),
+    }
     wrong = [] if norms else ["normalisation"]
     wrong += [part for part, (found, said) in pairs.items() if not _size(found - said) <= 1e-6 * _size(found)]
     if wrong:
-        raise InputError(f"the {' and the '.join(wrong)} of this model's blocks are not those of the theorems: LayerNorm, "
-                         "softmax attention, an FFN with GELU and nothing between; leave out arguments such as attn_layer, "
-                         "qk_norm, scale_attn_norm, scale_mlp_norm, act_layer, norm_layer and scaling")
+        raise InputError(
+            f"the {' and the '.join(wrong)} of this model's blocks are not those of the theorems: LayerNorm, "
+            "softmax attention, an FFN with GELU and nothing between; leave out arguments such as attn_layer, "
+            "qk_norm, scale_attn_norm, scale_mlp_norm, act_layer, norm_layer and scaling"
+        )
 
 
 def exact(model: nn.Module, images: Tensor) -> tuple[list[Block], Tensor]:
@@ -134,14 +150,20 @@ def published(names: list[str], data: str, report: Callable[[str], None]) -> lis
     """
     if names == ["none"]:
         return []
-    configs = [loop.TrainConfig(data, name, seed=0, epochs=1, learning_rate=1.0, img_size=224, channels=3,
-                                model_args={"pretrained": True}) for name in names]
+    configs = [
+        loop.TrainConfig(
+            data, name, seed=0, epochs=1, learning_rate=1.0, img_size=224, channels=3, model_args={"pretrained": True}
+        )
+        for name in names
+    ]
     for config in configs:
         try:
             loop.build_model(config)
         except Exception as error:  # whatever a network, a hub or a proxy does
-            report(f"published weights of {config.model} are not available here ({type(error).__name__}): models trained "
-                   "here take their place")
+            report(
+                f"published weights of {config.model} are not available here ({type(error).__name__}): models trained "
+                "here take their place"
+            )
             return []
     return configs
 
@@ -187,12 +209,19 @@ def hc_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
 def _rows(variant: str, layer: int, x: Tensor, start: Tensor, one_step: Tensor, accumulated: Tensor) -> list[dict]:
     reference, found = matrix_norm(start), _size(x)
     allowed = ROUNDING * matrix_norm(x)
-    columns = {"intensity": log_hc_intensity(x, start), "share": log_hc_intensity(x, x), "one_step": (one_step / reference).log(),
-               "accumulated": (accumulated / reference).log(), "above": found > one_step * (1 + bounds.TOLERANCE) + allowed,
-               "above_accumulated": found > accumulated * (1 + bounds.TOLERANCE) + allowed}
+    columns = {
+        "intensity": log_hc_intensity(x, start),
+        "share": log_hc_intensity(x, x),
+        "one_step": (one_step / reference).log(),
+        "accumulated": (accumulated / reference).log(),
+        "above": found > one_step * (1 + bounds.TOLERANCE) + allowed,
+        "above_accumulated": found > accumulated * (1 + bounds.TOLERANCE) + allowed,
+    }
     values = {name: column.tolist() for name, column in columns.items()}
-    return [{"variant": variant, "layer": layer, "image": image} | {name: column[image] for name, column in values.items()}
-            for image in range(len(x))]
+    return [
+        {"variant": variant, "layer": layer, "image": image} | {name: column[image] for name, column in values.items()}
+        for image in range(len(x))
+    ]
 
 
 def _advance(block: Block, x: Tensor, with_ffn: bool, with_skip: bool) -> tuple[Tensor, Tensor]:
@@ -212,7 +241,9 @@ def _advance(block: Block, x: Tensor, with_ffn: bool, with_skip: bool) -> tuple[
 def attention_rates(block: Block, w: Weights, x: Tensor, form: str = "paper") -> Tensor:
     """Return theorem 3's rate for all heads, (B,), of the normed tokens' HC."""
     normed = block.norm1(x)
-    checks = [bounds.multihead_rate(z, p, w.w_v, w.w_o, form) for z, p in zip(normed, logits(block, normed), strict=True)]
+    checks = [
+        bounds.multihead_rate(z, p, w.w_v, w.w_o, form) for z, p in zip(normed, logits(block, normed), strict=True)
+    ]
     return torch.tensor([check.bound for check in checks], dtype=torch.float64) / _size(normed).clamp(min=1e-300)
 
 
@@ -299,10 +330,17 @@ def similarity_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
     """Return the mean cosine of different tokens after each block, and of different rows of its maps: a row per block."""
     maps, traces = probe.attention_maps(model, images), probe.branch_outputs(model, images)
     tokens = [trace.tokens for trace in traces[1:]] + [traces[-1].ffn_with_input]
-    return pandas.DataFrame([
-        {"block": number, "depth": number / len(maps), "features": float(token_similarity(x).mean()),
-         "attention": float(attention_similarity(attn).mean())}
-        for number, (x, attn) in enumerate(zip(tokens, maps, strict=True), start=1)])
+    return pandas.DataFrame(
+        [
+            {
+                "block": number,
+                "depth": number / len(maps),
+                "features": float(token_similarity(x).mean()),
+                "attention": float(attention_similarity(attn).mean()),
+            }
+            for number, (x, attn) in enumerate(zip(tokens, maps, strict=True), start=1)
+        ]
+    )
 
 
 @torch.no_grad()
@@ -316,9 +354,14 @@ def other_logits(model: nn.Module, images: Tensor) -> pandas.DataFrame:
         block, tokens = x
         w, normed = weights(block), block.norm1(tokens)
         for kind in bounds.LOGITS:
-            p = torch.stack([bounds.attention_logits(kind, z, *w.head(head)[:2]) for z in normed for head in range(w.heads)])
-            gains = {"gain": matrix_norm(hc(torch.softmax(p, dim=-1)), 2), "bound": bounds.attention_gain(p),
-                     "sharp bound": bounds.attention_gain(p, "sharp")}
+            p = torch.stack(
+                [bounds.attention_logits(kind, z, *w.head(head)[:2]) for z in normed for head in range(w.heads)]
+            )
+            gains = {
+                "gain": matrix_norm(hc(torch.softmax(p, dim=-1)), 2),
+                "bound": bounds.attention_gain(p),
+                "sharp bound": bounds.attention_gain(p, "sharp"),
+            }
             rows.append({"logits": kind, "block": number} | {name: float(gain.mean()) for name, gain in gains.items()})
     return pandas.DataFrame(rows)
 
@@ -336,7 +379,7 @@ def _inputs(model: nn.Module, images: Tensor) -> Iterator[tuple[Block, Tensor]]:
 
 @torch.no_grad()
 def check_model(model: nn.Module, images: Tensor) -> pandas.DataFrame:
-    """Apply the checks of `lib.theory.bounds` to every block of a ViT and every image: a row per check.
+    """Apply the checks of `skiplab.theory.bounds` to every block of a ViT and every image: a row per check.
 
     Columns: `claim` (the statement's id in the ledger), block, image, holds (None where a hypothesis fails), slack, and
     `failed`, the hypotheses that fail.
@@ -348,17 +391,28 @@ def check_model(model: nn.Module, images: Tensor) -> pandas.DataFrame:
         p, second = logits(block, normed), block.norm2(between)
         for image in range(len(x)):
             stacks[image].append(torch.softmax(p[image], dim=-1).mean(dim=0))
-            found = {**_attention_checks(block, w, x[image], normed[image], p[image]),
-                     **_ffn_checks(block, w, between[image], second[image])}
+            found = {
+                **_attention_checks(block, w, x[image], normed[image], p[image]),
+                **_ffn_checks(block, w, between[image], second[image]),
+            }
             rows += [_row(claim, number, image, check) for claim, check in found.items()]
-    rows += [_row("anti.cor2.dobrushin", len(stack), image, bounds.product_low_pass(torch.stack(stack)))
-             for image, stack in enumerate(stacks)]
+    rows += [
+        _row("anti.cor2.dobrushin", len(stack), image, bounds.product_low_pass(torch.stack(stack)))
+        for image, stack in enumerate(stacks)
+    ]
     return pandas.DataFrame(rows)
 
 
 def _row(claim: str, block: int, image: int, check: BoundCheck) -> dict:
     failed = [name for name, true in check.hypotheses.items() if not true]
-    return {"claim": claim, "block": block, "image": image, "holds": check.holds, "slack": check.slack, "failed": failed}
+    return {
+        "claim": claim,
+        "block": block,
+        "image": image,
+        "holds": check.holds,
+        "slack": check.slack,
+        "failed": failed,
+    }
 
 
 def _attention_checks(block: Block, w: Weights, x: Tensor, z: Tensor, p: Tensor) -> dict[str, BoundCheck]:
@@ -409,7 +463,9 @@ def _scaled(check: BoundCheck, factor: float) -> BoundCheck:
     """Return a check with its bound multiplied: that of the block's own input in place of the normed one."""
     bound = check.bound * factor
     holds = check.measured <= bound * (1 + bounds.TOLERANCE)
-    return BoundCheck(check.name, check.measured, bound, check.hypotheses, holds, check.slack + math.log(factor), check.log_ratio)
+    return BoundCheck(
+        check.name, check.measured, bound, check.hypotheses, holds, check.slack + math.log(factor), check.log_ratio
+    )
 
 
 def failed_hypotheses(checks: pandas.DataFrame) -> pandas.DataFrame:

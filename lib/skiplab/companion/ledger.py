@@ -19,8 +19,8 @@ from reprlib import repr as short
 import pandas as pd
 import yaml
 
-from lib import files
-from lib.errors import InputError, unknown
+from skiplab import files
+from skiplab.errors import InputError, unknown
 
 CLAIMS = files.ROOT / "data" / "claims.yaml"
 LEDGER = files.ROOT / "data" / "ledger"  # committed: the presets in TIERS, and replicate: quick with other seeds
@@ -105,9 +105,12 @@ class Measurement:
         try:
             if any(isinstance(part, str) for part in (self.values, self.runs, self.processors)):
                 raise TypeError("values, runs and processors are tuples, not text")
-            plain = {"values": tuple(map(float, self.values)), "runs": tuple(map(str, self.runs)),
-                     "processors": tuple(map(str, self.processors)),
-                     "by_processor": {str(name): tuple(map(float, row)) for name, row in self.by_processor.items()}}
+            plain = {
+                "values": tuple(map(float, self.values)),
+                "runs": tuple(map(str, self.runs)),
+                "processors": tuple(map(str, self.processors)),
+                "by_processor": {str(name): tuple(map(float, row)) for name, row in self.by_processor.items()},
+            }
             counts = {"violations": self.violations, "cases": self.cases}
             plain |= {name: None if count is None else operator.index(count) for name, count in counts.items()}
         except (TypeError, ValueError, AttributeError) as error:
@@ -118,8 +121,9 @@ class Measurement:
     @property
     def rows(self) -> Mapping[str, tuple[float, ...]]:
         """Return times by the processor they were measured on."""
-        return self.by_processor or ({self.processors[0] if self.processors else NOT_RECORDED: self.values}
-                                     if self.values else {})
+        return self.by_processor or (
+            {self.processors[0] if self.processors else NOT_RECORDED: self.values} if self.values else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,11 @@ def record(
         _check(name, measurement, known, notebook)
     path = (folder or (SCRATCH if preset in UNCOMMITTED else LEDGER)) / preset / f"{notebook}.json"
     before = _rows_before(path)
-    judged = [judge(known[name], _placed(known[name], measurements[name], before.get(name, {})), preset)
-              for name in known if name in measurements]
+    judged = [
+        judge(known[name], _placed(known[name], measurements[name], before.get(name, {})), preset)
+        for name in known
+        if name in measurements
+    ]
     content = {
         "schema": SCHEMA,
         "notebook": notebook,
@@ -228,8 +235,9 @@ def verdicts(folder: Path | None = None) -> list[Verdict]:
 
 def stored(preset: str, folder: Path | None = None) -> dict[str, Verdict]:
     """Return one verdict a claim by its id, from what is stored of one preset; raises InputError as `verdicts` does."""
-    found = {claim.id: Verdict(claim, claim.rule.verdict or NOT_RUN, claim.rule.evidence)
-             for claim in claims().values()}
+    found = {
+        claim.id: Verdict(claim, claim.rule.verdict or NOT_RUN, claim.rule.evidence) for claim in claims().values()
+    }
     for path in sorted(((folder or LEDGER) / preset).glob("*.json")):
         found |= {verdict.claim.id: verdict for verdict in _load(path)}
     return found
@@ -418,7 +426,7 @@ def _check(name: str, measurement: Measurement, known: Mapping[str, Claim], note
 
 def _placed(claim: Claim, measurement: Measurement, before: Mapping[str, tuple[float, ...]]) -> Measurement:
     """Say which processors computed a measurement; put times beside those measured `before` on others."""
-    from lib.companion import provenance, runs  # readers of the ledger need no torch
+    from skiplab.companion import provenance, runs  # readers of the ledger need no torch
 
     computed = measurement.processors or runs.processors(measurement.runs)
     if not computed:
@@ -447,14 +455,21 @@ def _rows_before(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
 
 def _store(verdict: Verdict) -> dict[str, object]:
     measurement = verdict.measurement
-    entry = {"verdict": verdict.verdict, "runs": list(measurement.runs), "note": measurement.note,
-             "processors": list(measurement.processors)}
+    entry = {
+        "verdict": verdict.verdict,
+        "runs": list(measurement.runs),
+        "note": measurement.note,
+        "processors": list(measurement.processors),
+    }
     if measurement.cases is not None:
         return entry | {"violations": measurement.violations, "cases": measurement.cases}
     if verdict.claim.rule.kind == "timing":
-        return entry | {"by_processor": {
-            name: {"values": _words(values), "verdict": _on_one(verdict.claim, values, verdict.preset)}
-            for name, values in measurement.by_processor.items()}}
+        return entry | {
+            "by_processor": {
+                name: {"values": _words(values), "verdict": _on_one(verdict.claim, values, verdict.preset)}
+                for name, values in measurement.by_processor.items()
+            }
+        }
     return entry | {"values": _words(measurement.values)}
 
 

@@ -1,8 +1,8 @@
 """One process of a run that several compute together: what a launcher starts, on one machine or on many.
 
-    torchrun --nproc-per-node 4 -m lib.companion.member lib.training.loop:train data/runs/train/HASH
+    torchrun --nproc-per-node 4 -m skiplab.companion.member skiplab.training.loop:train data/runs/train/HASH
 
-The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `lib.companion.runs`. Every
+The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `skiplab.companion.runs`. Every
 process reads the run's config.json and computes; the first one writes metrics.jsonl and, at the end, outcome.json. One
 that cannot go on writes why to failure.json, since launchers report only a status.
 """
@@ -14,9 +14,8 @@ import sys
 import typing
 from pathlib import Path
 
-from lib import files
-from lib.errors import InputError, run_command
-
+from skiplab import files
+from skiplab.errors import InputError, run_command
 
 FAILURE = "failure.json"
 

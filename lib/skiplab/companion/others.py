@@ -1,6 +1,6 @@
 """Spectra of two trained models of others, measured once with optional packages and stored in data/pretrained.
 
-    python -m lib.companion.others    measure again and store; `make pretrained` installs the packages and calls this
+    python -m skiplab.companion.others    measure again and store; `make pretrained` installs the packages and calls this
 
 Inputs are the embedded photographs and the sentences in data/pretrained/sentences.txt, one value an input. The figures
 are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962): attention spectra by layer and head, similarities by layer.
@@ -17,20 +17,31 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
-from lib import files
-from lib.companion import fingerprint, provenance
-from lib.errors import InputError, run_command
-from lib.models import pretrained, probe
-from lib.models.pretrained import Trace
-from lib.theory.spectral import attention_similarity, frequency_response, low_pass_share, signal_spectrum, token_similarity
-from lib.training.photographs import FOLDER as PHOTOGRAPHS
-from lib.training.photographs import photographs
-from lib.transforms.graying import patchify
+from skiplab import files
+from skiplab.companion import fingerprint, provenance
+from skiplab.errors import InputError, run_command
+from skiplab.models import pretrained, probe
+from skiplab.models.pretrained import Trace
+from skiplab.theory.spectral import (
+    attention_similarity,
+    frequency_response,
+    low_pass_share,
+    signal_spectrum,
+    token_similarity,
+)
+from skiplab.training.photographs import FOLDER as PHOTOGRAPHS
+from skiplab.training.photographs import photographs
+from skiplab.transforms.graying import patchify
 
 FOLDER = files.ROOT / "data" / "pretrained"
 COMMAND = "make pretrained"
 # The modules whose change may change a number: another fingerprint of them makes the stored measurement stale.
-MEASURING = ("lib.companion.others", "lib.models.pretrained", "lib.theory.spectral", "lib.training.photographs")
+MEASURING = (
+    "skiplab.companion.others",
+    "skiplab.models.pretrained",
+    "skiplab.theory.spectral",
+    "skiplab.training.photographs",
+)
 BINS = 8  # of a sentence's bands above the constant one, since sentences differ in length; each has at least 17 tokens
 
 
@@ -58,28 +69,41 @@ def load_or_measure(report: Callable[[str], None]) -> dict[str, Spectra]:
     try:
         content = stored()
         made = content["provenance"]
-        report(f"loaded from data/pretrained/spectra.json, measured at commit {made['git']['commit'] or 'unknown':.8} with "
-               + ", ".join(f"{name} {version}" for name, version in made["versions"].items()))
+        report(
+            f"loaded from data/pretrained/spectra.json, measured at commit {made['git']['commit'] or 'unknown':.8} with "
+            + ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        )
     except InputError as problem:
         if pretrained.missing():
             raise
         report(f"measured anew: {problem}")
         content = measure()
-    return {name: Spectra(model["label"], torch.tensor(model["frequencies"]), torch.tensor(model["gains"]),
-                          pandas.DataFrame(model["heads"]), pandas.DataFrame(model["similarity"]),
-                          {key: torch.tensor(value) for key, value in model["spectra"].items()})
-            for name, model in content["models"].items()}
+    return {
+        name: Spectra(
+            model["label"],
+            torch.tensor(model["frequencies"]),
+            torch.tensor(model["gains"]),
+            pandas.DataFrame(model["heads"]),
+            pandas.DataFrame(model["similarity"]),
+            {key: torch.tensor(value) for key, value in model["spectra"].items()},
+        )
+        for name, model in content["models"].items()
+    }
 
 
 def stored() -> dict:
     """Return the stored measurement. Raises InputError, naming the command, where it is damaged or stale."""
     path, sums = FOLDER / "spectra.json", FOLDER / "SHA256SUMS"
     if not (path.exists() and sums.exists() and _sha256(path.read_bytes()) in sums.read_text().split()):
-        raise InputError(f"data/pretrained/spectra.json is missing or does not match SHA256SUMS; repair it with git "
-                         f"checkout or {COMMAND}")
+        raise InputError(
+            f"data/pretrained/spectra.json is missing or does not match SHA256SUMS; repair it with git "
+            f"checkout or {COMMAND}"
+        )
     content = json.loads(path.read_text())
     if content["depends_on"] != depends_on():
-        raise InputError(f"data/pretrained/spectra.json is stale: code or inputs changed; measure again with: {COMMAND}")
+        raise InputError(
+            f"data/pretrained/spectra.json is stale: code or inputs changed; measure again with: {COMMAND}"
+        )
     return content
 
 
@@ -87,7 +111,10 @@ def depends_on() -> dict[str, str]:
     """Return digests of what decides the numbers here: code, and inputs."""
     reached = fingerprint.reached_modules(*MEASURING)
     inputs = [(PHOTOGRAPHS / "SHA256SUMS").read_text(), (FOLDER / "sentences.txt").read_text()]
-    return {"code": fingerprint.digest({name: reached[name] for name in MEASURING}), "inputs": fingerprint.digest(inputs)}
+    return {
+        "code": fingerprint.digest({name: reached[name] for name in MEASURING}),
+        "inputs": fingerprint.digest(inputs),
+    }
 
 
 @torch.no_grad()
@@ -99,18 +126,40 @@ def measure() -> dict:
     gains = torch.stack([frequency_response(maps).double().mean(dim=0) for maps in vit.maps])
     n = gains.shape[-1]
     spectra = photograph_spectra(pretrained.vit_input(pixels), pretrained.VIT_PATCH, vit)
-    models = {"vit": _model("vit", list(images), torch.arange(n // 2 + 1) / n, gains[..., : n // 2 + 1], by_head(vit.maps),
-                            by_layer(vit.tokens[1:], vit.maps), spectra)}
+    models = {
+        "vit": _model(
+            "vit",
+            list(images),
+            torch.arange(n // 2 + 1) / n,
+            gains[..., : n // 2 + 1],
+            by_head(vit.maps),
+            by_layer(vit.tokens[1:], vit.maps),
+            spectra,
+        )
+    }
     sentences = (FOLDER / "sentences.txt").read_text().splitlines()
     traces = [pretrained.text_trace(sentence) for sentence in sentences]
-    gains = torch.stack([_binned(torch.cat([frequency_response(maps) for maps in trace.maps]).double()) for trace in traces])
+    gains = torch.stack(
+        [_binned(torch.cat([frequency_response(maps) for maps in trace.maps]).double()) for trace in traces]
+    )
     centres = torch.cat([torch.zeros(1), (torch.arange(BINS) + 0.5) / (2 * BINS)])
     similarity = [by_layer(trace.tokens[1:], trace.maps).assign(input=row) for row, trace in enumerate(traces)]
-    models["text"] = _model("text", [f"sentence {row}" for row in range(1, len(traces) + 1)], centres, gains.mean(dim=0),
-                            pandas.concat([by_head(trace.maps) for trace in traces]), pandas.concat(similarity), {})
+    models["text"] = _model(
+        "text",
+        [f"sentence {row}" for row in range(1, len(traces) + 1)],
+        centres,
+        gains.mean(dim=0),
+        pandas.concat([by_head(trace.maps) for trace in traces]),
+        pandas.concat(similarity),
+        {},
+    )
     versions = {name: provenance.versions()[name] for name in ("python", "torch", "numpy")} | pretrained.versions()
-    made = {"versions": versions, "git": provenance.git_state(), "machine": provenance.machine("cpu"),
-            "weights": pretrained.SHA256}
+    made = {
+        "versions": versions,
+        "git": provenance.git_state(),
+        "machine": provenance.machine("cpu"),
+        "weights": pretrained.SHA256,
+    }
     return {"models": models, "depends_on": depends_on(), "provenance": made}
 
 
@@ -134,8 +183,13 @@ def by_head(maps: list[Tensor]) -> pandas.DataFrame:
     gains = torch.stack([frequency_response(attn) for attn in maps], dim=1).double()  # (B, L, h, n)
     upper = gains[..., torch.fft.fftfreq(gains.shape[-1]).abs() > 0.25].mean(dim=-1)
     kept = (100 * upper / gains[..., 0]).flatten(1).median(dim=1).values
-    return pandas.DataFrame({"low_pass": [low_pass_share(each) for each in gains],
-                             "halves": [low_pass_share(each, 2.0) for each in gains], "kept": kept.tolist()})
+    return pandas.DataFrame(
+        {
+            "low_pass": [low_pass_share(each) for each in gains],
+            "halves": [low_pass_share(each, 2.0) for each in gains],
+            "kept": kept.tolist(),
+        }
+    )
 
 
 def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
@@ -146,8 +200,10 @@ def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
     rows = []
     for block, (x, attn) in enumerate(zip(tokens, maps, strict=True), start=1):
         pairs = zip(token_similarity(x).tolist(), attention_similarity(attn).mean(dim=1).tolist(), strict=True)
-        rows += [{"input": number, "block": block, "depth": block / len(maps), "features": features, "attention": rows_alike}
-                 for number, (features, rows_alike) in enumerate(pairs)]
+        rows += [
+            {"input": number, "block": block, "depth": block / len(maps), "features": features, "attention": rows_alike}
+            for number, (features, rows_alike) in enumerate(pairs)
+        ]
     return pandas.DataFrame(rows)
 
 
@@ -159,14 +215,21 @@ def ranks(similarity: pandas.DataFrame) -> pandas.DataFrame:
 
 def summary(models: dict[str, tuple[pandas.DataFrame, pandas.DataFrame]]) -> pandas.DataFrame:
     """Return mean ± sd over inputs, a row per model, from the tables of `by_head` and `by_layer`."""
-    names = {"low_pass": "low-pass heads (%)", "halves": "halving heads (%)", "kept": "upper half kept (%)",
-             "features": "tokens alike with depth (rank correlation)", "attention": "rows alike with depth (rank correlation)"}
+    names = {
+        "low_pass": "low-pass heads (%)",
+        "halves": "halving heads (%)",
+        "kept": "upper half kept (%)",
+        "features": "tokens alike with depth (rank correlation)",
+        "attention": "rows alike with depth (rank correlation)",
+    }
     rows = {}
     for label, (heads, similarity) in models.items():
         values = pandas.concat([heads.reset_index(), ranks(similarity).reset_index()], axis=1)
         digits = {name: 2 if name in ("features", "attention") else 1 for name in names}
-        rows[label] = {title: f"{values[name].mean():.{digits[name]}f} ± {values[name].std():.{digits[name]}f}"
-                       for name, title in names.items()}
+        rows[label] = {
+            title: f"{values[name].mean():.{digits[name]}f} ± {values[name].std():.{digits[name]}f}"
+            for name, title in names.items()
+        }
     return pandas.DataFrame(rows).T
 
 
@@ -179,20 +242,29 @@ def photograph_spectra(pixels: Tensor, patch_size: int, trace: Trace, prefix: in
     """
     patches = patchify(pixels, patch_size)
     n = patches.shape[1]
-    inner = {name: torch.stack([_amplitudes(x[:, prefix:]) for x in layers]) for name, layers in
-             (("tokens", trace.tokens), ("sab", trace.sab))}
+    inner = {
+        name: torch.stack([_amplitudes(x[:, prefix:]) for x in layers])
+        for name, layers in (("tokens", trace.tokens), ("sab", trace.sab))
+    }
     return {"frequencies": torch.arange(n // 2 + 1) / n, "patches": _amplitudes(patches)[None]} | inner
 
 
 def energy_shares(spectra: dict[str, Tensor]) -> pandas.DataFrame:
     """Return in percent how much of ‖X‖² lies in the constant band and in the upper half, from `photograph_spectra`."""
     upper = spectra["frequencies"] > 0.25
-    rows = {"patches": spectra["patches"][0], "tokens before block 1": spectra["tokens"][0],
-            "tokens after the last block": spectra["tokens"][-1],
-            "what SABs add, mean over blocks": spectra["sab"].square().mean(dim=0).sqrt()}
+    rows = {
+        "patches": spectra["patches"][0],
+        "tokens before block 1": spectra["tokens"][0],
+        "tokens after the last block": spectra["tokens"][-1],
+        "what SABs add, mean over blocks": spectra["sab"].square().mean(dim=0).sqrt(),
+    }
     shares = {name: 100 * row.square() for name, row in rows.items()}
-    return pandas.DataFrame({name: {"constant band": float(share[0]), "upper half": float(share[upper].sum())}
-                             for name, share in shares.items()}).T
+    return pandas.DataFrame(
+        {
+            name: {"constant band": float(share[0]), "upper half": float(share[upper].sum())}
+            for name, share in shares.items()
+        }
+    ).T
 
 
 def trace(model: nn.Module, images: Tensor) -> Trace:
@@ -218,13 +290,27 @@ def _binned(gains: Tensor) -> Tensor:
     return torch.stack([gains[..., band[interval == k]].mean(dim=-1) for k in range(BINS + 1)], dim=-1)
 
 
-def _model(name: str, inputs: list[str], frequencies: Tensor, gains: Tensor, heads: pandas.DataFrame,
-           similarity: pandas.DataFrame, spectra: dict[str, Tensor]) -> dict:
+def _model(
+    name: str,
+    inputs: list[str],
+    frequencies: Tensor,
+    gains: Tensor,
+    heads: pandas.DataFrame,
+    similarity: pandas.DataFrame,
+    spectra: dict[str, Tensor],
+) -> dict:
     """Return a model's measurement as JSON takes it, with five digits."""
-    tables = {"heads": heads.assign(input=inputs), "similarity": similarity.assign(input=[inputs[i] for i in similarity.input])}
-    return {"label": pretrained.LABELS[name], "frequencies": _rounded(frequencies.tolist()), "gains": _rounded(gains.tolist()),
-            **{key: {column: _rounded(table[column].tolist()) for column in table} for key, table in tables.items()},
-            "spectra": {key: _rounded(value.tolist()) for key, value in spectra.items()}}
+    tables = {
+        "heads": heads.assign(input=inputs),
+        "similarity": similarity.assign(input=[inputs[i] for i in similarity.input]),
+    }
+    return {
+        "label": pretrained.LABELS[name],
+        "frequencies": _rounded(frequencies.tolist()),
+        "gains": _rounded(gains.tolist()),
+        **{key: {column: _rounded(table[column].tolist()) for column in table} for key, table in tables.items()},
+        "spectra": {key: _rounded(value.tolist()) for key, value in spectra.items()},
+    }
 
 
 def _rounded(value: object) -> object:

@@ -20,9 +20,9 @@ from types import SimpleNamespace
 import yaml
 from IPython import get_ipython
 
-from lib import files
-from lib.companion.fingerprint import COMPUTED, PRESETS, notebook_code_cells, preset_path
-from lib.errors import InputError, unknown
+from skiplab import files
+from skiplab.companion.fingerprint import COMPUTED, PRESETS, notebook_code_cells, preset_path
+from skiplab.errors import InputError, unknown
 
 PRESET_VARIABLE = "COMPANION_PRESET"
 WORKFLOW_VARIABLE = "COMPANION_WORKFLOW"  # set where the workflow runs a notebook: only its quick and replicate count
@@ -41,8 +41,9 @@ class Parameters(SimpleNamespace):
 
     def experiment(self) -> dict:
         """Return the parameters that decide numbers."""
-        return {name: value for name, value in vars(self).items()
-                if name not in ("notebook", "preset", *EXECUTION_ONLY)}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("notebook", "preset", *EXECUTION_ONLY)
+        }
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,17 @@ def validate(notebook: str, **rules: Rule) -> Parameters:
         declared, injected = stored_declarations(notebook), set()
     else:
         declared = declarations(history[position])
-        injected = _injected(history[position + 1:], declared)
+        injected = _injected(history[position + 1 :], declared)
     if not set(declared) <= set(namespace):
-        raise InputError("no parameters cell has been executed: run the cell tagged 'parameters' first, each line "
-                         "'name: type = literal'")
+        raise InputError(
+            "no parameters cell has been executed: run the cell tagged 'parameters' first, each line "
+            "'name: type = literal'"
+        )
     values = {name: namespace[name] for name in declared}
     if preset := os.environ.get(PRESET_VARIABLE):
-        values |= {name: value for name, value in preset_values(notebook, preset, declared).items()
-                   if name not in injected}
+        values |= {
+            name: value for name, value in preset_values(notebook, preset, declared).items() if name not in injected
+        }
     checked = check(values, declared, rules)
     return Parameters(notebook=notebook, preset=_preset_of(checked, notebook, rules), **checked)
 
@@ -106,15 +110,17 @@ def declarations(cell: str) -> dict[str, Declaration]:
         try:
             default = ast.literal_eval(node.value)
         except ValueError:
-            raise InputError(f"parameters cell, line {node.lineno}: {node.target.id} must be a literal such as 3, "
-                             f"'text' or [1, 2], not {ast.unparse(node.value)}") from None
+            raise InputError(
+                f"parameters cell, line {node.lineno}: {node.target.id} must be a literal such as 3, "
+                f"'text' or [1, 2], not {ast.unparse(node.value)}"
+            ) from None
         declared[node.target.id] = Declaration(ast.unparse(node.annotation), default)
     return declared
 
 
 def stored_declarations(notebook: str) -> dict[str, Declaration]:
     """Return the declarations of the notebook as it is stored."""
-    cell, = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
+    (cell,) = (source for source, tags in notebook_code_cells(notebook) if "parameters" in tags)
     return declarations(cell)
 
 
@@ -148,27 +154,37 @@ def other_seeds(declared: dict[str, Declaration]) -> dict:
 
     Raises InputError where one would be a seed that the defaults use too.
     """
-    defaults = {name: declaration.default for name, declaration in declared.items()
-                if re.fullmatch(r"(\w+_)?seeds?", name)}
-    shifted = {name: [seed + SEED_SHIFT for seed in default] if isinstance(default, list) else default + SEED_SHIFT
-               for name, default in defaults.items()}
+    defaults = {
+        name: declaration.default for name, declaration in declared.items() if re.fullmatch(r"(\w+_)?seeds?", name)
+    }
+    shifted = {
+        name: [seed + SEED_SHIFT for seed in default] if isinstance(default, list) else default + SEED_SHIFT
+        for name, default in defaults.items()
+    }
     used, new = ({seed for value in values.values() for seed in _each(value)} for values in (defaults, shifted))
     for seed in sorted(used & new):
-        raise InputError(f"preset replicate adds {SEED_SHIFT} to every seed, and {seed} is one already; use seeds that "
-                         f"are less than {SEED_SHIFT} apart, such as {seed - 1}")
+        raise InputError(
+            f"preset replicate adds {SEED_SHIFT} to every seed, and {seed} is one already; use seeds that "
+            f"are less than {SEED_SHIFT} apart, such as {seed - 1}"
+        )
     return shifted
+
+
 def settings(kind: type, *decided: str, needed: tuple[str, ...] = ()) -> Rule:
     """Allow a dict of fields of the dataclass `kind` with values that it accepts; `decided` are those set elsewhere."""
+
     def rule(name: str, value: dict) -> None:
         _check_keys(name, value, [field.name for field in fields(kind)], decided, needed)
-        required = {field.name: field.type(1) for field in fields(kind)
-                    if field.default is field.default_factory is MISSING}
+        required = {
+            field.name: field.type(1) for field in fields(kind) if field.default is field.default_factory is MISSING
+        }
         if "accumulation" in value:  # it must divide the batch, which may be a parameter of its own
             required["batch_size"] = value["accumulation"]
         try:
             kind(**required | value)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
+
     return rule
 
 
@@ -180,25 +196,30 @@ def arguments(*decided: str, needed: tuple[str, ...] = ()) -> Rule:
 
 def entries(**types: type) -> Rule:
     """Allow an empty dict, or one of exactly these entries, each of its type."""
+
     def rule(name: str, value: dict) -> None:
         _check_keys(name, value, types, (), tuple(types) if value else ())
         for key, item in value.items():
             if type(item) is not types[key]:
                 raise InputError(f"{name}: {key} is {item!r}; it must be of type {types[key].__name__}")
+
     return rule
 
 
 def mapping(keys: Iterable[str], values: Rule) -> Rule:
     """Allow a dict of these keys, each with a value that keeps the rule `values`."""
+
     def rule(name: str, value: dict) -> None:
         _check_keys(name, value, keys, (), ())
         for key, item in value.items():
             values(f"{name}: {key}", item)
+
     return rule
 
 
-def _check_keys(name: str, value: dict, allowed: Iterable[str] | None, decided: Iterable[str],
-                needed: Iterable[str]) -> None:
+def _check_keys(
+    name: str, value: dict, allowed: Iterable[str] | None, decided: Iterable[str], needed: Iterable[str]
+) -> None:
     for key in value:
         if key in decided:
             raise InputError(f"{name} sets {key!r}, which the data or another parameter decides; leave it out")
@@ -211,6 +232,7 @@ def _check_keys(name: str, value: dict, allowed: Iterable[str] | None, decided: 
 
 def between(low: float, high: float = float("inf")) -> Rule:
     """Allow numbers from `low` to `high`, both included; for a list, each of its numbers."""
+
     def rule(name: str, value: object) -> None:
         for number in _each(value):
             if isinstance(number, bool) or not isinstance(number, int | float):
@@ -220,15 +242,18 @@ def between(low: float, high: float = float("inf")) -> Rule:
             if not low <= number <= high:
                 limit = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
                 raise InputError(f"{name} is {number}; allowed: {limit}, nearest: {min(max(low, number), high)}")
+
     return rule
 
 
 def choice(*allowed: object) -> Rule:
     """Allow only the given values; for a list, each of its items."""
+
     def rule(name: str, value: object) -> None:
         for item in _each(value):
             if item not in allowed:
                 raise unknown(name, item, allowed)
+
     return rule
 
 
@@ -292,8 +317,12 @@ def _injected(later_cells: list[str], declared: dict[str, Declaration]) -> set[s
 
     The cell's source is read, not the namespace, so that re-running cells by hand never trips.
     """
-    names = {node.targets[0].id for cell in later_cells if cell.lstrip().startswith("# Parameters")
-             for node in ast.parse(cell).body}
+    names = {
+        node.targets[0].id
+        for cell in later_cells
+        if cell.lstrip().startswith("# Parameters")
+        for node in ast.parse(cell).body
+    }
     for name in sorted(names - set(declared)):
         raise unknown("parameter", name, declared)
     return names
@@ -301,6 +330,7 @@ def _injected(later_cells: list[str], declared: dict[str, Declaration]) -> set[s
 
 def _preset_of(checked: dict, notebook: str, rules: dict[str, Rule]) -> str:
     """Name the preset of the stored notebook whose values these are; custom where they are nobody's."""
+
     def experiment(values: dict) -> dict:
         return {name: value for name, value in values.items() if name not in EXECUTION_ONLY}
 

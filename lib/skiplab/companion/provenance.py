@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from lib.files import ROOT
+from skiplab.files import ROOT
 
-NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "lightly", "numpy", "pytorch-optimizer",
-                      "scipy")
+NUMERICAL_PACKAGES = ("torch", "torchvision", "timm", "accelerate", "lightly", "numpy", "pytorch-optimizer", "scipy")
 
 
 ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX")
@@ -22,8 +21,9 @@ ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GI
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide numbers."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name)
-                                                    for name in NUMERICAL_PACKAGES}
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in NUMERICAL_PACKAGES
+    }
 
 
 def lock_hash() -> str:
@@ -40,8 +40,9 @@ def git_state() -> dict:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True, encoding="utf-8",
-                                  env=environment)
+            done = subprocess.run(
+                ["git", "-C", ROOT, *arguments], capture_output=True, check=True, encoding="utf-8", env=environment
+            )
         except (OSError, subprocess.CalledProcessError):
             return None
         return done.stdout.strip()
@@ -57,8 +58,13 @@ def machine(device: str) -> dict:
     """Describe the machine and the device a result was computed on."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     arithmetic = torch.backends.cpu.get_cpu_capability()
-    return {"device": device, "device_name": name, "arithmetic": arithmetic, "cores": os.cpu_count(),
-            "system": platform.system()}
+    return {
+        "device": device,
+        "device_name": name,
+        "arithmetic": arithmetic,
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+    }
 
 
 def _processor() -> str:

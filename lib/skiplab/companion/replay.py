@@ -1,6 +1,6 @@
 """The explorer that replays training: runs with and without a skip whose attention maps were kept after every epoch.
 
-`train_and_watch` is `lib.training.loop.train` with one addition, for the run store; the rest shows what it stored.
+`train_and_watch` is `skiplab.training.loop.train` with one addition, for the run store; the rest shows what it stored.
 """
 
 import functools
@@ -12,12 +12,22 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 
-from lib import files
-from lib.companion.explorations import BEFORE, DASHED, HERE, SOLID, Exploration, Found, Panel, attention_image, replay_controls
-from lib.companion.runs import Run
-from lib.errors import InputError
-from lib.models import probe
-from lib.training import checkpoint, loop
+from skiplab import files
+from skiplab.companion.explorations import (
+    BEFORE,
+    DASHED,
+    HERE,
+    SOLID,
+    Exploration,
+    Found,
+    Panel,
+    attention_image,
+    replay_controls,
+)
+from skiplab.companion.runs import Run
+from skiplab.errors import InputError
+from skiplab.models import probe
+from skiplab.training import checkpoint, loop
 
 ARMS = {"both": "both skips", "no_sab": "no SAB skip"}
 BAND = 0.88  # the share of the axis of ln κ above which it is infinite
@@ -30,8 +40,11 @@ def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[li
     decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder until the store has the result.
     """
     path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
-    kept = (json.loads(path.read_text(encoding="utf-8")) if path.exists()
-            else {"0": _attention(config, loop.build_model(config))})
+    kept = (
+        json.loads(path.read_text(encoding="utf-8"))
+        if path.exists()
+        else {"0": _attention(config, loop.build_model(config))}
+    )
 
     def keep() -> None:
         state = checkpoint.read(saved)
@@ -74,13 +87,32 @@ def exploration(runs: Sequence[Run], parameters: Mapping | None = None) -> Explo
     blocks = 1 + max(row["block"] for row in runs[0].history[0]["log_kappa"])
     kappas = [row["median_log_kappa"] or 0 for run in runs for epoch in run.history for row in epoch["log_kappa"]]
     top = 2 * max(kappas) + 1
-    panels = (Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log=""),
-              Panel("ln κ of SAB outputs", ("block", 1, max(blocks, 2)), (0, top), log="",
-                    legend=dict(zip(ARMS.values(), (SOLID, DASHED))), place=(0.02, 0.5), band=(BAND * top, top, "rank-deficient")),
-              Panel("map, both skips"), Panel("map, no SAB skip"))
+    panels = (
+        Panel("top-1 (%)", ("epoch", 0, epochs), (0, 100), log=""),
+        Panel(
+            "ln κ of SAB outputs",
+            ("block", 1, max(blocks, 2)),
+            (0, top),
+            log="",
+            legend=dict(zip(ARMS.values(), (SOLID, DASHED))),
+            place=(0.02, 0.5),
+            band=(BAND * top, top, "rank-deficient"),
+        ),
+        Panel("map, both skips"),
+        Panel("map, no SAB skip"),
+    )
     states = [*({"epoch": epoch} for epoch in sorted({1, epochs // 2, epochs} - {0})), {"epoch": epochs, "block": 1}]
-    return Exploration("training", "Training with and without a skip", replay_controls(epochs, blocks),
-                       functools.partial(replay, found), panels, draw_replay, replay_facts, states, parameters or {})
+    return Exploration(
+        "training",
+        "Training with and without a skip",
+        replay_controls(epochs, blocks),
+        functools.partial(replay, found),
+        panels,
+        draw_replay,
+        replay_facts,
+        states,
+        parameters or {},
+    )
 
 
 def replay(runs: Mapping[str, Run], epoch: int, block: int) -> Found:
@@ -92,11 +124,26 @@ def replay(runs: Mapping[str, Run], epoch: int, block: int) -> Found:
     A run that stopped keeps showing its last epoch.
     """
     rows = {arm: runs[arm].history[min(epoch, len(runs[arm].history) - 1)] for arm in ARMS}
-    kappas = {arm: [_log_kappa(row) for row in sorted(rows[arm]["log_kappa"], key=lambda row: row["block"])
-                    if row["place"] == "sab"] for arm in ARMS}
-    maps = {arm: row["attention"] and torch.tensor(row["attention"][block - 1], dtype=torch.float64) for arm, row in rows.items()}
-    return Found(epoch=epoch, block=block, maps=maps, stopped={arm: row["epoch"] < epoch for arm, row in rows.items()},
-                 curves={arm: [row["validation_top1"] for row in runs[arm].history] for arm in ARMS}, kappas=kappas)
+    kappas = {
+        arm: [
+            _log_kappa(row)
+            for row in sorted(rows[arm]["log_kappa"], key=lambda row: row["block"])
+            if row["place"] == "sab"
+        ]
+        for arm in ARMS
+    }
+    maps = {
+        arm: row["attention"] and torch.tensor(row["attention"][block - 1], dtype=torch.float64)
+        for arm, row in rows.items()
+    }
+    return Found(
+        epoch=epoch,
+        block=block,
+        maps=maps,
+        stopped={arm: row["epoch"] < epoch for arm, row in rows.items()},
+        curves={arm: [row["validation_top1"] for row in runs[arm].history] for arm in ARMS},
+        kappas=kappas,
+    )
 
 
 def _log_kappa(row: Mapping) -> float:
@@ -110,7 +157,7 @@ def draw_replay(axes: Sequence[Axes], found: Found) -> None:
     edge = axes[1].get_ylim()[1] * (1 + BAND) / 2
     for arm, style, axis in zip(ARMS, (SOLID, DASHED), axes[2:]):
         axes[0].plot(found.curves[arm], **BEFORE | {"linewidth": 1})
-        axes[0].plot(found.curves[arm][:found.epoch + 1], marker="o", **style)
+        axes[0].plot(found.curves[arm][: found.epoch + 1], marker="o", **style)
         kappas = [edge if math.isinf(kappa) else kappa for kappa in found.kappas[arm]]
         axes[1].plot(range(1, len(kappas) + 1), kappas, marker="o", **style)
         if found.maps[arm] is not None:
@@ -125,9 +172,11 @@ def replay_facts(found: Found) -> list[str]:
     for arm, name in ARMS.items():
         curve, attn = found.curves[arm], found.maps[arm]
         kappa = found.kappas[arm][found.block - 1]
-        parts = [f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %",
-                 f"ln κ of block {found.block}'s SAB output "
-                 + ("infinite" if math.isinf(kappa) else "not defined" if math.isnan(kappa) else f"{kappa:.2f}"),
-                 "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}"]
+        parts = [
+            f"{name}: top-1 {curve[min(found.epoch, len(curve) - 1)]:.1f} %",
+            f"ln κ of block {found.block}'s SAB output "
+            + ("infinite" if math.isinf(kappa) else "not defined" if math.isnan(kappa) else f"{kappa:.2f}"),
+            "no map: the weights are not finite" if attn is None else f"largest attention {float(attn.max()):.2f}",
+        ]
         lines.append(", ".join(parts) + (" (training had stopped)" if found.stopped[arm] else ""))
     return lines

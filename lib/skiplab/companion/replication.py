@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.companion import ledger
-from lib.companion.ledger import Verdict, grid
-from lib.errors import InputError
+from skiplab.companion import ledger
+from skiplab.companion.ledger import Verdict, grid
+from skiplab.errors import InputError
 
 AGREE, ONE_SIDED, CONTRADICT = "agree", "decided on one side only", "contradict each other"
 NEITHER, TIMED = "decided on neither side", "about times, not compared"
@@ -40,8 +40,10 @@ class Pair:
     @property
     def row(self) -> tuple[str, str, str]:
         """Return the claim's id, and each side's verdict and value in words."""
-        both = (f"{verdict.verdict} ({verdict.measured})" if verdict.measured else verdict.verdict
-                for verdict in (self.published, self.again))
+        both = (
+            f"{verdict.verdict} ({verdict.measured})" if verdict.measured else verdict.verdict
+            for verdict in (self.published, self.again)
+        )
         return (self.published.claim.id, *both)
 
 

@@ -8,7 +8,7 @@ digests of the others, so a folder with a matching result.json is whole.
 A run is computed in one process, unless the environment variable COMPANION_LAUNCH holds a launcher that starts several,
 on this machine (`torchrun --nproc-per-node 4`) or on more (`srun --nodes 2 torchrun --nnodes 2 --nproc-per-node 4
 --rdzv-backend c10d --rdzv-endpoint HOST:29500`). How many compute a run changes only the order of its sums (see
-lib/training/run.py for the exceptions), so the hash does not cover it; the provenance names the launcher.
+lib/skiplab/training/run.py for the exceptions), so the hash does not cover it; the provenance names the launcher.
 """
 
 import concurrent.futures
@@ -38,14 +38,19 @@ import torch
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from lib import files
-from lib.companion import fingerprint, member, provenance
-from lib.errors import InputError
-from lib.training import checkpoint, loop
+from skiplab import files
+from skiplab.companion import fingerprint, member, provenance
+from skiplab.errors import InputError
+from skiplab.training import checkpoint, loop
 
 SCHEMA = 1
 LEFTOVERS = ("checkpoint.safetensors", "attention.json")  # of an unfinished run, of `loop.train` and of the replay's
-SCORES = {"test_top1": "top-1 {:.1f} %", "miou_single": "mIoU {:.1f} %", "corloc": "CorLoc {:.1f} %", "final_loss": "loss {:.3f}"}
+SCORES = {
+    "test_top1": "top-1 {:.1f} %",
+    "miou_single": "mIoU {:.1f} %",
+    "corloc": "CorLoc {:.1f} %",
+    "final_loss": "loss {:.3f}",
+}
 QUIET_SECONDS = 15  # the longest silence before the progress of a running job is reported
 
 
@@ -87,11 +92,12 @@ def processors(hashes: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({json.loads(path.read_text(encoding="utf-8"))["machine"]["device_name"] for path in found}))
 
 
-def load_or_run(function: Callable, configs: Sequence, *, workers: int = 2,
-                report: Callable[[str], None] | None = None) -> list[Run]:
+def load_or_run(
+    function: Callable, configs: Sequence, *, workers: int = 2, report: Callable[[str], None] | None = None
+) -> list[Run]:
     """Return a finished run for every configuration, in order, computing only what the store lacks.
 
-    `function(config, folder, report)` is `lib.training.loop.train` or of its form. Missing runs are computed in
+    `function(config, folder, report)` is `skiplab.training.loop.train` or of its form. Missing runs are computed in
     `workers` processes of one CPU thread each (the calling process never touches a GPU); 0 computes them here.
     `report` receives one line at a time on what is loaded, running, done, or set aside because it was damaged.
     Raises what a run raises; whatever else was running keeps its last checkpoint.
@@ -147,7 +153,9 @@ def on_device(device: str, function: Callable, *arguments: object) -> object:
         try:
             return pool.submit(_call, content).result()
         except BrokenProcessPool as error:
-            raise InputError("the process that computes on the GPU was killed (out of memory?); run this again") from error
+            raise InputError(
+                "the process that computes on the GPU was killed (out of memory?); run this again"
+            ) from error
         except KeyboardInterrupt:
             for child in set(multiprocessing.active_children()) - others:
                 child.terminate()  # or the pool would wait for it
@@ -165,30 +173,48 @@ def table(runs: Sequence[Run]) -> pandas.DataFrame:
     for run in runs:
         divergence = run.result["divergence"] or {}
         scores = {key: value for key, value in run.result.items() if isinstance(value, int | float)}
-        rows.append(_flat(run.config) | {"hash": run.hash, "diverged": divergence.get("kind"),
-                                         "diverged_epoch": divergence.get("epoch"),
-                                         "diverged_step": divergence.get("step")} | scores)
+        rows.append(
+            _flat(run.config)
+            | {
+                "hash": run.hash,
+                "diverged": divergence.get("kind"),
+                "diverged_epoch": divergence.get("epoch"),
+                "diverged_step": divergence.get("step"),
+            }
+            | scores
+        )
     return pandas.DataFrame(rows)
 
 
 def history(runs: Sequence[Run]) -> pandas.DataFrame:
     """Return a row per run and epoch: the configuration and the epoch's plain numbers."""
-    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash} | _numbers(row)
-                             for run in runs for row in run.history])
+    return pandas.DataFrame(
+        [_flat(run.config) | {"hash": run.hash} | _numbers(row) for run in runs for row in run.history]
+    )
 
 
 def log_kappa(runs: Sequence[Run]) -> pandas.DataFrame:
     """Return a row per run, epoch, place and block: the median ln κ over images, and how many were infinite."""
-    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash, "epoch": row["epoch"]} | entry
-                             for run in runs for row in run.history for entry in row.get("log_kappa", [])])
+    return pandas.DataFrame(
+        [
+            _flat(run.config) | {"hash": run.hash, "epoch": row["epoch"]} | entry
+            for run in runs
+            for row in run.history
+            for entry in row.get("log_kappa", [])
+        ]
+    )
 
 
 def block_gradient_norms(runs: Sequence[Run]) -> pandas.DataFrame:
     """Return a row per run, epoch and block: the gradient's norm at the epoch's last step, before clipping."""
-    return pandas.DataFrame([_flat(run.config) | {"hash": run.hash, "epoch": row["epoch"], "block": index,
-                                                  "gradient_norm": norm}
-                             for run in runs for row in run.history
-                             for index, norm in enumerate(row.get("block_gradient_norm", {}).values())])
+    return pandas.DataFrame(
+        [
+            _flat(run.config) | {"hash": run.hash, "epoch": row["epoch"], "block": index, "gradient_norm": norm}
+            for run in runs
+            for row in run.history
+            for index, norm in enumerate(row.get("block_gradient_norm", {}).values())
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -207,8 +233,10 @@ class _Job:
         try:
             stored = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
             if stored["schema"] != SCHEMA:
-                raise InputError(f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
-                                 "move the folder away to compute the run again")
+                raise InputError(
+                    f"{self.folder} has schema {stored['schema']}, this version reads {SCHEMA}; "
+                    "move the folder away to compute the run again"
+                )
             if stored.pop("digest") != fingerprint.digest(stored):
                 raise checkpoint.CorruptFile("result.json does not match its own digest")
             for name, expected in stored["digests"].items():
@@ -217,8 +245,10 @@ class _Job:
         except InputError:
             raise
         except PermissionError as error:
-            raise InputError(f"cannot read {error.filename}: {error.strerror}; ask its owner, or set COMPANION_RUNS to a "
-                             "folder of your own") from error
+            raise InputError(
+                f"cannot read {error.filename}: {error.strerror}; ask its owner, or set COMPANION_RUNS to a "
+                "folder of your own"
+            ) from error
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise checkpoint.CorruptFile(f"{type(error).__name__}: {error}") from error
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -292,11 +322,23 @@ class _Job:
             raise
         self._write_metrics(result.pop("history"))
         device = getattr(self.config, "device", "cpu")
-        files.write(self.folder / "provenance.json", _json({
-            "git": git, "lock": provenance.lock_hash(), "data": self.data_digest, "versions": provenance.versions(),
-            "machine": provenance.machine(device), "launcher": _launcher(), "seed": self.config.seed,
-            "seconds": time.perf_counter() - start, "seconds_per_epoch": result.pop("seconds"),
-            "process_peak_memory_bytes": _peak_memory(device)}))
+        files.write(
+            self.folder / "provenance.json",
+            _json(
+                {
+                    "git": git,
+                    "lock": provenance.lock_hash(),
+                    "data": self.data_digest,
+                    "versions": provenance.versions(),
+                    "machine": provenance.machine(device),
+                    "launcher": _launcher(),
+                    "seed": self.config.seed,
+                    "seconds": time.perf_counter() - start,
+                    "seconds_per_epoch": result.pop("seconds"),
+                    "process_peak_memory_bytes": _peak_memory(device),
+                }
+            ),
+        )
         names = ("config.json", "metrics.jsonl", "provenance.json", "model.safetensors")
         digests = {name: _file_digest(self.folder / name) for name in names}
         content = {"schema": SCHEMA, "result": result, "digests": digests}
@@ -306,16 +348,19 @@ class _Job:
     def _launch(self) -> dict:
         """Have the launcher's processes compute the run; return its result."""
         function = f"{self.function.__module__}:{self.function.__name__}"
-        command = [*_launcher(), "-m", "lib.companion.member", function, str(self.folder)]
+        command = [*_launcher(), "-m", "skiplab.companion.member", function, str(self.folder)]
         failure = self.folder / member.FAILURE
         failure.unlink(missing_ok=True)
         try:
             # From this folder, since a configuration may name its data from here.
             path = os.pathsep.join(filter(None, (str(files.ROOT), os.environ.get("PYTHONPATH"))))
-            done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, encoding="utf-8",
-                                  errors="replace")
+            done = subprocess.run(
+                command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, encoding="utf-8", errors="replace"
+            )
         except OSError as error:
-            raise InputError(f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}") from error
+            raise InputError(
+                f"COMPANION_LAUNCH is {shlex.join(_launcher())!r}, which cannot be started: {error}"
+            ) from error
         outcome = self.folder / "outcome.json"
         if done.returncode or not outcome.exists():
             if not failure.exists():
@@ -381,8 +426,10 @@ def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: C
         for child in multiprocessing.active_children():
             child.terminate()
         if isinstance(error, BrokenProcessPool):
-            raise InputError("a worker process was killed (out of memory?); run this again, finished runs and the "
-                             "last checkpoint of the others are kept") from error
+            raise InputError(
+                "a worker process was killed (out of memory?); run this again, finished runs and the "
+                "last checkpoint of the others are kept"
+            ) from error
         raise
 
 
@@ -392,8 +439,13 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
 
 
-def _follow(waiting: dict, jobs: Sequence[_Job], names: Sequence[str], report: Callable[[str], None],
-            pool: concurrent.futures.Executor) -> None:
+def _follow(
+    waiting: dict,
+    jobs: Sequence[_Job],
+    names: Sequence[str],
+    report: Callable[[str], None],
+    pool: concurrent.futures.Executor,
+) -> None:
     """Report jobs as they finish, and in long silences the epoch that running ones have reached.
 
     A run that another process is computing is left to it, and looked at again after all others.
@@ -425,7 +477,9 @@ def _outcome(run: Run) -> str:
     seconds = sum(json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))["seconds_per_epoch"])
     divergence = run.result["divergence"]
     broken = f", {divergence['kind']} in epoch {divergence['epoch']}" if divergence else ""
-    said = next((text.format(run.result[name]) for name, text in SCORES.items() if run.result.get(name) is not None), "done")
+    said = next(
+        (text.format(run.result[name]) for name, text in SCORES.items() if run.result.get(name) is not None), "done"
+    )
     return f"{said}{broken} ({seconds:.0f} s)"
 
 

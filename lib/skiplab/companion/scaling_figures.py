@@ -9,9 +9,9 @@ import seaborn
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lib.companion.figures import PALETTE
-from lib.companion.layers import bands
-from lib.companion.scaling_survey import CURES, MEASURES, NAMES, SKIPS
+from skiplab.companion.figures import PALETTE
+from skiplab.companion.layers import bands
+from skiplab.companion.scaling_survey import CURES, MEASURES, NAMES, SKIPS
 
 COLOURS = {"plain": "0.45", "AttnScale": PALETTE[0], "AttnScale, respecting": PALETTE[2], "FeatScale": PALETTE[1]}
 LEVELS = {"none": "none", **NAMES}
@@ -28,8 +28,13 @@ def gains(table: pandas.DataFrame) -> Figure:
         means = rows.gain.groupby(heights).mean()
         axis.plot(means, means.index, "|", color=COLOURS[arm], markersize=13, markeredgewidth=3)
     axis.axvline(0, color="0.3", linewidth=1)
-    axis.set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5),
-             xlabel="top-1 with the scaling − without, same seed (points)", title="dots: seeds; bars: their mean")
+    axis.set(
+        yticks=range(len(models)),
+        yticklabels=models,
+        ylim=(len(models) - 0.5, -0.5),
+        xlabel="top-1 with the scaling − without, same seed (points)",
+        title="dots: seeds; bars: their mean",
+    )
     figure.legend(loc="outside lower center", ncols=len(arms))
     return figure
 
@@ -37,14 +42,29 @@ def gains(table: pandas.DataFrame) -> Figure:
 def learned(table: pandas.DataFrame) -> Figure:
     """Draw ω (above), s and t (below) by layer, mean and ± 1 sd over seeds: a column per model of `layers`."""
     depths = list(dict.fromkeys(table.layers))
-    figure, axes = plt.subplots(2, len(depths), figsize=(3.1 * len(depths) + 0.6, 5), sharex="col", sharey="row",
-                                squeeze=False)
+    figure, axes = plt.subplots(
+        2, len(depths), figsize=(3.1 * len(depths) + 0.6, 5), sharex="col", sharey="row", squeeze=False
+    )
     for column, depth in enumerate(depths):
         rows = table[table.layers == depth]
-        for axis, scales, colours in ((axes[0, column], ["ω"], PALETTE[:1]), (axes[1, column], ["s", "t"], PALETTE[1:3])):
-            seaborn.lineplot(rows[rows.scale.isin(scales)], x="layer", y="value", hue="scale", style="scale",
-                             hue_order=scales, style_order=scales, markers=True, dashes=False, errorbar="sd",
-                             palette=colours, ax=axis)
+        for axis, scales, colours in (
+            (axes[0, column], ["ω"], PALETTE[:1]),
+            (axes[1, column], ["s", "t"], PALETTE[1:3]),
+        ):
+            seaborn.lineplot(
+                rows[rows.scale.isin(scales)],
+                x="layer",
+                y="value",
+                hue="scale",
+                style="scale",
+                hue_order=scales,
+                style_order=scales,
+                markers=True,
+                dashes=False,
+                errorbar="sd",
+                palette=colours,
+                ax=axis,
+            )
             axis.axhline(0, color="0.3", linewidth=1)
             axis.legend(title="", ncols=2)
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -57,8 +77,9 @@ def spectra(gains_of: Mapping[str, Tensor], columns: int = 6) -> Figure:
     """Draw the gain of each band by layer, averaged over heads, of models with gains (L, h, n): a panel per layer."""
     layers = min(len(gain) for gain in gains_of.values())
     columns, rows = min(columns, layers), -(-layers // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(1.45 * columns + 0.8, 1.5 * rows + 0.9), sharex=True,
-                                sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(1.45 * columns + 0.8, 1.5 * rows + 0.9), sharex=True, sharey=True, squeeze=False
+    )
     for layer, axis in enumerate(axes.flat):
         if layer >= layers:
             axis.set_visible(False)
@@ -78,14 +99,27 @@ def spectra(gains_of: Mapping[str, Tensor], columns: int = 6) -> Figure:
 
 def by_layer(table: pandas.DataFrame) -> Figure:
     """Draw HC share and similarities by layer, mean and range over seeds: a row per model of `layers`."""
-    titles = {"hc_share": "HC share of the tokens (%)", "features": "similarity of tokens",
-              "attention": "similarity of attention rows"}
+    titles = {
+        "hc_share": "HC share of the tokens (%)",
+        "features": "similarity of tokens",
+        "attention": "similarity of attention rows",
+    }
     depths, arms = list(dict.fromkeys(table.layers)), list(dict.fromkeys(table.arm))
     figure, axes = plt.subplots(len(depths), 3, figsize=(8.6, 2.4 * len(depths) + 0.5), sharey="col", squeeze=False)
     for row, depth in enumerate(depths):
         for axis, (column, title) in zip(axes[row], titles.items()):
-            seaborn.lineplot(table[table.layers == depth], x="layer", y=column, hue="arm", style="arm", hue_order=arms,
-                             style_order=arms, palette=[COLOURS[arm] for arm in arms], errorbar=("pi", 100), ax=axis)
+            seaborn.lineplot(
+                table[table.layers == depth],
+                x="layer",
+                y=column,
+                hue="arm",
+                style="arm",
+                hue_order=arms,
+                style_order=arms,
+                palette=[COLOURS[arm] for arm in arms],
+                errorbar=("pi", 100),
+                ax=axis,
+            )
             axis.set(title=title if row == 0 else "", xlabel="layer", ylabel=depth if column == "hc_share" else "")
             handles, labels = axis.get_legend_handles_labels()
             axis.get_legend().remove()
@@ -96,22 +130,34 @@ def by_layer(table: pandas.DataFrame) -> Figure:
 
 def factorial(table: pandas.DataFrame) -> Figure:
     """Draw the factorial, averaged over seeds: a panel per measure, a row per model, a column per graying."""
-    table = table.assign(graying=table.graying.map(lambda level: LEVELS[level].removesuffix(" graying")),
-                         arm=[_arm(row) for row in table.itertuples()])
+    table = table.assign(
+        graying=table.graying.map(lambda level: LEVELS[level].removesuffix(" graying")),
+        arm=[_arm(row) for row in table.itertuples()],
+    )
     order, columns = list(dict.fromkeys(table.arm)), list(dict.fromkeys(table.graying))
     figure, axes = plt.subplots(1, len(MEASURES), figsize=(9.4, 0.3 * len(order) + 1.4), sharey=True)
     for axis, (measure, title) in zip(axes, MEASURES.items()):
         cells = table.groupby(["arm", "graying"])[measure].mean().unstack().reindex(index=order, columns=columns)
         digits = ".2f" if measure == "similarity" else ".1f"
-        seaborn.heatmap(cells, ax=axis, annot=True, fmt=digits, cmap="cividis", cbar=False, linewidths=0.5,
-                        annot_kws={"fontsize": "small"})
+        seaborn.heatmap(
+            cells,
+            ax=axis,
+            annot=True,
+            fmt=digits,
+            cmap="cividis",
+            cbar=False,
+            linewidths=0.5,
+            annot_kws={"fontsize": "small"},
+        )
         axis.set(title=title, xlabel="graying", ylabel="")
     return figure
 
 
 def _arm(row: object) -> str:
     """Name a row of the factorial: its skip, its initialisation if it is the skipless one, its scaling if there is one."""
-    cures = [NAMES[level] for level, none in ((row.init, CURES["init"]), (row.scaling, CURES["scaling"])) if level != none]
+    cures = [
+        NAMES[level] for level, none in ((row.init, CURES["init"]), (row.scaling, CURES["scaling"])) if level != none
+    ]
     return ", ".join([SKIPS[row.skip], *cures])
 
 
@@ -127,8 +173,9 @@ def adding(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float, s
     for column, skip in enumerate(skips):
         mean = effects[effects.skip == skip].groupby("cure", sort=False)[list(MEASURES)].mean()
         axis = axes[0, column]
-        seaborn.heatmap(mean / scale, annot=mean, fmt="+.2f", cmap="RdBu", vmin=-1, vmax=1, cbar=False, linewidths=0.5,
-                        ax=axis)
+        seaborn.heatmap(
+            mean / scale, annot=mean, fmt="+.2f", cmap="RdBu", vmin=-1, vmax=1, cbar=False, linewidths=0.5, ax=axis
+        )
         axis.set_xticklabels([re.sub(r" (SAB|sim|\(%)", r"\n\1", name) for name in MEASURES.values()], rotation=0)
         axis.set(title=f"{SKIPS[skip]}: change by each cure alone", ylabel="")
         axis, rows = axes[1, column], comparison[comparison.skip == skip]
@@ -139,8 +186,11 @@ def adding(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float, s
         for init, marker, label in ((False, "o", "graying and scaling"), (True, "s", "with the skipless init")):
             chosen = rows[rows.cures.str.contains(NAMES["skipless"]) == init]
             axis.plot(chosen.parts, chosen.gain, marker, color=PALETTE[2 if init else 0], label=label)
-        axis.set(xlabel="sum of the gains alone (points)", ylabel="gain together (points)",
-                 title=f"{SKIPS[skip]}: several cures in top-1")
+        axis.set(
+            xlabel="sum of the gains alone (points)",
+            ylabel="gain together (points)",
+            title=f"{SKIPS[skip]}: several cures in top-1",
+        )
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure

@@ -1,6 +1,6 @@
 """What notebook 05 measures: AttnScale and FeatScale as stated, what they learn and do to tokens, and what adds up.
 
-The methods are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962), in lib/models/scaling.py. The factorial goes beyond
+The methods are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962), in lib/skiplab/models/scaling.py. The factorial goes beyond
 the paper: it crosses their scalings with Token Graying (arXiv 2505.01996) and the skipless initialisation
 (arXiv 2510.00345).
 """
@@ -16,18 +16,18 @@ from timm.models.cait import TalkingHeadAttn
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
-from lib import draws
-from lib.companion import runs
-from lib.companion.graying_survey import interleaved, one_thread
-from lib.companion.ledger import Measurement
-from lib.companion.runs import Run
-from lib.companion.surveys import Draws
-from lib.errors import InputError
-from lib.models import probe, zoo
-from lib.models.scaling import apply_scaling, feat_scale, scaling_parameters
-from lib.theory.conditioning import condition_number, summarise_log_kappa
-from lib.theory.spectral import dc, hc, signal_spectrum, token_similarity
-from lib.training import loop
+from skiplab import draws
+from skiplab.companion import runs
+from skiplab.companion.graying_survey import interleaved, one_thread
+from skiplab.companion.ledger import Measurement
+from skiplab.companion.runs import Run
+from skiplab.companion.surveys import Draws
+from skiplab.errors import InputError
+from skiplab.models import probe, zoo
+from skiplab.models.scaling import apply_scaling, feat_scale, scaling_parameters
+from skiplab.theory.conditioning import condition_number, summarise_log_kappa
+from skiplab.theory.spectral import dc, hc, signal_spectrum, token_similarity
+from skiplab.training import loop
 
 ARMS = {"plain": {}, "AttnScale": {"scaling": "attnscale"}, "FeatScale": {"scaling": "featscale"}}  # model arguments
 RESPECTING = "AttnScale, respecting"  # masks and row sums: on Swin and CaiT
@@ -54,8 +54,11 @@ def attn_scale(attn: Tensor, omega: Tensor) -> Tensor:
 def _counted(differences: Sequence[float]) -> Measurement:
     """Count the relative differences above the tolerance."""
     worst = max(differences)
-    return Measurement(violations=sum(not difference <= TOLERANCE for difference in differences),
-                       cases=len(differences), note=f"largest relative difference {worst:.0e}")
+    return Measurement(
+        violations=sum(not difference <= TOLERANCE for difference in differences),
+        cases=len(differences),
+        note=f"largest relative difference {worst:.0e}",
+    )
 
 
 def identity(cases: int, seed: int = 0) -> Measurement:
@@ -110,8 +113,11 @@ def neutral(kind: str, cases: int, seed: int = 0) -> Measurement:
             apply_scaling(model, kind, form=form)
         outputs = torch.stack([model(images) for model in scaled])
         moved += (outputs - plain(images)).abs().amax(dim=(0, 2)).tolist()
-    return Measurement(violations=sum(not difference <= TOLERANCE for difference in moved), cases=len(moved),
-                       note=f"largest change {max(moved):.0e}")
+    return Measurement(
+        violations=sum(not difference <= TOLERANCE for difference in moved),
+        cases=len(moved),
+        note=f"largest change {max(moved):.0e}",
+    )
 
 
 @torch.no_grad()
@@ -125,8 +131,11 @@ def talking_heads(model: nn.Module, images: Tensor) -> Measurement:
             sums.append(mixed.sum(dim=-1))
     rows = torch.stack(sums)  # (blocks, B, h, n)
     violated = ((rows - 1).abs() <= ROW_SUM).all(dim=-1)
-    return Measurement(violations=int(violated.sum()), cases=violated.numel(),
-                       note=f"rows of a mixed map sum to {float(rows.min()):.3g} up to {float(rows.max()):.3g}")
+    return Measurement(
+        violations=int(violated.sum()),
+        cases=violated.numel(),
+        note=f"rows of a mixed map sum to {float(rows.min()):.3g} up to {float(rows.max()):.3g}",
+    )
 
 
 @torch.no_grad()
@@ -147,7 +156,11 @@ def shifted_windows(model: nn.Module, images: Tensor) -> Measurement:
     if not weights:
         raise InputError("this model has no shifted windows; give a Swin whose image is larger than its windows")
     weight = torch.cat(weights)
-    note = f"weights of masked pairs: {float(weight.min()):.0e} to {float(weight.max()):.0e}" if len(weight) else "every ω is 0"
+    note = (
+        f"weights of masked pairs: {float(weight.min()):.0e} to {float(weight.max()):.0e}"
+        if len(weight)
+        else "every ω is 0"
+    )
     return Measurement(violations=int((weight <= UNDERFLOW).sum()), cases=len(weight), note=note)
 
 
@@ -174,8 +187,9 @@ def place_in_grid(rate: float, rates: Collection[float]) -> str:
     return edges.get(rate, "not at the edge of those tried")
 
 
-def compare(configure: Configure, rates: Sequence[float], seeds: Sequence[int], *, respecting: bool = False,
-            **store: object) -> dict[str, list[Run]]:
+def compare(
+    configure: Configure, rates: Sequence[float], seeds: Sequence[int], *, respecting: bool = False, **store: object
+) -> dict[str, list[Run]]:
     """Train every arm at the learning rate that `tune` finds for the plain one; return each arm's runs, one a seed.
 
     With `respecting` AttnScale is also trained in the form that respects masks and row sums.
@@ -183,7 +197,7 @@ def compare(configure: Configure, rates: Sequence[float], seeds: Sequence[int], 
     plain = tune(configure, rates, seeds, **store)
     rate, scaled = plain[0].config.learning_rate, [arm for arm in (ARGUMENTS if respecting else ARMS) if arm != "plain"]
     found = runs.load_or_run(loop.train, [configure(arm, rate, seed) for arm in scaled for seed in seeds], **store)
-    return {"plain": plain} | {arm: found[len(seeds) * place:][:len(seeds)] for place, arm in enumerate(scaled)}
+    return {"plain": plain} | {arm: found[len(seeds) * place :][: len(seeds)] for place, arm in enumerate(scaled)}
 
 
 def scores(compared: Mapping[str, Mapping[str, list[Run]]]) -> pandas.DataFrame:
@@ -191,8 +205,14 @@ def scores(compared: Mapping[str, Mapping[str, list[Run]]]) -> pandas.DataFrame:
 
     `gain` is top-1 after the last epoch minus that of the plain arm with the same seed, in points.
     """
-    table = pandas.concat([runs.table(found).assign(model=model, arm=arm)
-                           for model, arms in compared.items() for arm, found in arms.items()], ignore_index=True)
+    table = pandas.concat(
+        [
+            runs.table(found).assign(model=model, arm=arm)
+            for model, arms in compared.items()
+            for arm, found in arms.items()
+        ],
+        ignore_index=True,
+    )
     table["final_test_top1"] = pandas.to_numeric(table.final_test_top1)  # None where training broke
     plain = table[table.arm == "plain"].set_index(["model", "seed"]).final_test_top1
     table["gain"] = table.final_test_top1 - plain.loc[list(zip(table.model, table.seed))].to_numpy()
@@ -214,8 +234,10 @@ def learned(model: nn.Module) -> pandas.DataFrame:
     for name, values in scaling_parameters(model).items():
         scale = {"omega": "ω"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
         layers[scale] = layers.get(scale, 0) + 1
-        rows += [{"layer": layers[scale], "scale": scale, "index": index, "value": value}
-                 for index, value in enumerate(values.tolist())]
+        rows += [
+            {"layer": layers[scale], "scale": scale, "index": index, "value": value}
+            for index, value in enumerate(values.tolist())
+        ]
     if not rows:
         raise InputError(f"this {type(model).__name__} has no scaling")
     return pandas.DataFrame(rows)
@@ -224,10 +246,15 @@ def learned(model: nn.Module) -> pandas.DataFrame:
 def moved(scores: pandas.DataFrame, arms: Mapping[str, Sequence[Run]], model: str) -> str:
     """Say how far a model's scalings moved from 0, on average, and how far apart its arms score: `scores` and `compare`."""
     apart = scores[scores.model == model].groupby("seed").final_test_top1.agg(lambda top1: top1.max() - top1.min())
-    scales = pandas.concat([learned(run.load_model()) for arm, found in arms.items() if arm != "plain" for run in found])
+    scales = pandas.concat(
+        [learned(run.load_model()) for arm, found in arms.items() if arm != "plain" for run in found]
+    )
     sizes = scales.value.abs().groupby(scales.scale, sort=False).mean()
-    return (f"{model}: mean " + ", ".join(f"|{scale}| {size:.2g}" for scale, size in sizes.items())
-            + f"; with the same seed its {len(arms)} arms lie at most {apart.max():.2f} points apart")
+    return (
+        f"{model}: mean "
+        + ", ".join(f"|{scale}| {size:.2g}" for scale, size in sizes.items())
+        + f"; with the same seed its {len(arms)} arms lie at most {apart.max():.2f} points apart"
+    )
 
 
 def learned_statistics(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -236,11 +263,16 @@ def learned_statistics(table: pandas.DataFrame) -> pandas.DataFrame:
     `table` holds `learned` of the models with AttnScale and with FeatScale, with the columns `layers` and `seed`.
     """
     means = table.groupby(["layers", "seed", "scale", "layer"], sort=False).value.mean().unstack("scale")
-    return pandas.DataFrame({key: {
-        "omega_grows": rank_by_layer(rows["ω"].droplevel(["layers", "seed"])),
-        "t_above_s": float((rows["t"] - rows["s"]).mean()),
-        "gap_grows": rank_by_layer((rows["t"] - rows["s"]).droplevel(["layers", "seed"]))}
-        for key, rows in means.groupby(level=["layers", "seed"], sort=False)}).T.rename_axis(["layers", "seed"])
+    return pandas.DataFrame(
+        {
+            key: {
+                "omega_grows": rank_by_layer(rows["ω"].droplevel(["layers", "seed"])),
+                "t_above_s": float((rows["t"] - rows["s"]).mean()),
+                "gap_grows": rank_by_layer((rows["t"] - rows["s"]).droplevel(["layers", "seed"])),
+            }
+            for key, rows in means.groupby(level=["layers", "seed"], sort=False)
+        }
+    ).T.rename_axis(["layers", "seed"])
 
 
 def rank_by_layer(values: pandas.Series) -> float:
@@ -250,8 +282,10 @@ def rank_by_layer(values: pandas.Series) -> float:
 
 def acting_maps(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Return the maps (B, h, n, n) that act in each block of a ViT: AttnScale's Â where it has that, else A."""
-    return [attn_scale(attn, block.attn.omega.detach()) if hasattr(block.attn, "omega") else attn
-            for (_, block), attn in zip(zoo.blocks(model), probe.attention_maps(model, images), strict=True)]
+    return [
+        attn_scale(attn, block.attn.omega.detach()) if hasattr(block.attn, "omega") else attn
+        for (_, block), attn in zip(zoo.blocks(model), probe.attention_maps(model, images), strict=True)
+    ]
 
 
 def band_gains(model: nn.Module, images: Tensor) -> Tensor:
@@ -272,10 +306,17 @@ def by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
     `hc_share`, ‖HC[X]‖_F/‖X‖_F in percent.
     """
     tokens = _after_blocks(model, probe.branch_outputs(model, images))
-    return pandas.DataFrame([
-        {"layer": layer, "features": float(token_similarity(x).mean()), "hc_share": _hc_share(x),
-         "attention": float(token_similarity(attn).mean())}
-        for layer, (x, attn) in enumerate(zip(tokens, acting_maps(model, images), strict=True), start=1)])
+    return pandas.DataFrame(
+        [
+            {
+                "layer": layer,
+                "features": float(token_similarity(x).mean()),
+                "hc_share": _hc_share(x),
+                "attention": float(token_similarity(attn).mean()),
+            }
+            for layer, (x, attn) in enumerate(zip(tokens, acting_maps(model, images), strict=True), start=1)
+        ]
+    )
 
 
 def _after_blocks(model: nn.Module, traces: list[probe.BlockTrace]) -> list[Tensor]:
@@ -325,10 +366,19 @@ def _step_costs(models: Mapping[str, nn.Module], images: Tensor, device: str, ro
     kept = {name: kept_for_backward(model, images) for name, model in models.items()}
     times = interleaved({name: _step(model, images) for name, model in models.items()}, device, rounds)
     first = times[next(iter(models))]
-    return pandas.DataFrame([
-        {"model": name, "ms": 1e3 * statistics.median(times[name]), "kept_mb": kept[name],
-         "ratio": statistics.median(time / reference for time, reference in zip(times[name], first, strict=True))}
-        for name in models])
+    return pandas.DataFrame(
+        [
+            {
+                "model": name,
+                "ms": 1e3 * statistics.median(times[name]),
+                "kept_mb": kept[name],
+                "ratio": statistics.median(
+                    time / reference for time, reference in zip(times[name], first, strict=True)
+                ),
+            }
+            for name in models
+        ]
+    )
 
 
 def _step(model: nn.Module, images: Tensor) -> Callable[[], None]:
@@ -338,6 +388,7 @@ def _step(model: nn.Module, images: Tensor) -> Callable[[], None]:
         optimizer.zero_grad()
         model(images).square().mean().backward()
         optimizer.step()
+
     return step
 
 
@@ -345,10 +396,20 @@ def _step(model: nn.Module, images: Tensor) -> Callable[[], None]:
 
 CURES = {"graying": "none", "scaling": "none", "init": "timm"}  # each factor with the level that is no cure
 NONE = tuple(CURES.values())
-NAMES = {"dct": "DCT graying", "svd": "SVD graying", "svd_fast": "fast SVD graying", "attnscale": "AttnScale",
-         "featscale": "FeatScale", "skipless": "skipless init"}
-MEASURES = {"top1": "top-1 (%)", "log_kappa": "ln κ of SAB outputs", "hc_share": "HC share (%)",
-            "similarity": "token similarity"}
+NAMES = {
+    "dct": "DCT graying",
+    "svd": "SVD graying",
+    "svd_fast": "fast SVD graying",
+    "attnscale": "AttnScale",
+    "featscale": "FeatScale",
+    "skipless": "skipless init",
+}
+MEASURES = {
+    "top1": "top-1 (%)",
+    "log_kappa": "ln κ of SAB outputs",
+    "hc_share": "HC share (%)",
+    "similarity": "token similarity",
+}
 SKIPS = {"both": "both skips", "no_sab": "no SAB skip", "no_ffn": "no FFN skip", "none": "no skips"}
 SURE = 2.0  # standard deviations that a difference must exceed
 
@@ -365,8 +426,12 @@ def model_state(model: nn.Module, images: Tensor) -> dict[str, float]:
     traces = probe.branch_outputs(model, images.double())
     kappa = summarise_log_kappa(torch.cat([condition_number(trace.sab) for trace in traces]))
     last = _after_blocks(model, traces)[-1]
-    return {"log_kappa": kappa["median_log_kappa"], "deficient": 100 * kappa["n_inf"] / kappa["n"],
-            "hc_share": _hc_share(last), "similarity": float(token_similarity(last).mean())}
+    return {
+        "log_kappa": kappa["median_log_kappa"],
+        "deficient": 100 * kappa["n_inf"] / kappa["n"],
+        "hc_share": _hc_share(last),
+        "similarity": float(token_similarity(last).mean()),
+    }
 
 
 def single_effects(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -375,9 +440,13 @@ def single_effects(table: pandas.DataFrame) -> pandas.DataFrame:
     `table` has a row per run: the columns `skip` and `seed`, those of CURES and those of MEASURES. Raises InputError
     where the run without a cure is missing.
     """
-    rows = [{"skip": skip, "seed": seed, "cure": NAMES[cure]}
-            | {measure: _change(table, measure, skip, seed, levels) for measure in MEASURES}
-            for skip, seed, levels in _cells(table) for cure in _active(levels) if len(_active(levels)) == 1]
+    rows = [
+        {"skip": skip, "seed": seed, "cure": NAMES[cure]}
+        | {measure: _change(table, measure, skip, seed, levels) for measure in MEASURES}
+        for skip, seed, levels in _cells(table)
+        for cure in _active(levels)
+        if len(_active(levels)) == 1
+    ]
     return pandas.DataFrame(rows)
 
 
@@ -392,11 +461,27 @@ def together(table: pandas.DataFrame) -> pandas.DataFrame:
     for skip, seed, levels in _cells(table):
         cures = _active(levels)
         if len(cures) > 1:
-            alone = [_change(table, "top1", skip, seed, tuple(level if level == cure else none
-                                                              for level, none in zip(levels, NONE))) for cure in cures]
-            rows.append({"skip": skip, "seed": seed, "cures": " + ".join(NAMES[cure] for cure in cures),
-                         "gain": _change(table, "top1", skip, seed, levels), "parts": sum(alone), "best": max(alone),
-                         "spread": math.sqrt(1 + len(cures) + (len(cures) - 1) ** 2)})
+            alone = [
+                _change(
+                    table,
+                    "top1",
+                    skip,
+                    seed,
+                    tuple(level if level == cure else none for level, none in zip(levels, NONE)),
+                )
+                for cure in cures
+            ]
+            rows.append(
+                {
+                    "skip": skip,
+                    "seed": seed,
+                    "cures": " + ".join(NAMES[cure] for cure in cures),
+                    "gain": _change(table, "top1", skip, seed, levels),
+                    "parts": sum(alone),
+                    "best": max(alone),
+                    "spread": math.sqrt(1 + len(cures) + (len(cures) - 1) ** 2),
+                }
+            )
     return pandas.DataFrame(rows)
 
 
@@ -409,10 +494,15 @@ def adding_up(comparison: pandas.DataFrame, sd: float) -> pandas.DataFrame:
     mean = grouped[["gain", "parts", "best", "spread"]].mean()
     one = SURE * sd / grouped.size() ** 0.5
     excess, margin = mean.gain - mean.parts, one * mean.spread
-    counts = pandas.DataFrame({
-        "more than the sum": excess > margin, "not told from the sum": excess.abs() <= margin,
-        "less than the sum": excess < -margin, "better than the best alone": mean.gain - mean.best > one * math.sqrt(2),
-        "combinations": True})
+    counts = pandas.DataFrame(
+        {
+            "more than the sum": excess > margin,
+            "not told from the sum": excess.abs() <= margin,
+            "less than the sum": excess < -margin,
+            "better than the best alone": mean.gain - mean.best > one * math.sqrt(2),
+            "combinations": True,
+        }
+    )
     return counts.groupby(level="skip", sort=False).sum()
 
 
@@ -423,17 +513,24 @@ def supported(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float
     one = SURE * sd / comparison.seed.nunique() ** 0.5
     alone = one * math.sqrt(2)
     margins = {names.count(" + ") + 1: one * spread for names, spread in zip(comparison.cures, comparison.spread)}
-    lines = [f"{comparison.seed.nunique()} seed(s), sd of one run {sd:.1f} points: noise hides gains up to {alone:.1f} points, "
-             "and distances from the sum up to " + ", ".join(f"{margin:.1f} ({cures} cures)" for cures, margin in sorted(margins.items()))]
+    lines = [
+        f"{comparison.seed.nunique()} seed(s), sd of one run {sd:.1f} points: noise hides gains up to {alone:.1f} points, "
+        "and distances from the sum up to "
+        + ", ".join(f"{margin:.1f} ({cures} cures)" for cures, margin in sorted(margins.items()))
+    ]
     for skip, rows in comparison.groupby("skip", sort=False):
         single = effects[effects["skip"] == skip].groupby("cure", sort=False).top1.mean()
         mean = rows.groupby("cures", sort=False)[["gain", "parts", "best", "spread"]].mean()
         beyond, ahead = single[single.abs() > alone], mean[mean.gain - mean.best > alone]
         neither = ((mean.gain - mean.parts).abs() <= one * mean.spread) & ((mean.gain - mean.best).abs() <= alone)
-        lines += [f"{SKIPS[skip]}: beyond noise alone: " + (", ".join(f"{cure} {gain:+.1f}" for cure, gain in beyond.items()) or "no cure"),
-                  "  better together than the best alone, beyond noise: " + ("; ".join(ahead.index) or f"none of {len(mean)}"),
-                  f"  told neither from the sum nor from the best alone: {neither.sum()} of {len(mean)}, of which these runs do "
-                  "not say whether the cures add up"]
+        lines += [
+            f"{SKIPS[skip]}: beyond noise alone: "
+            + (", ".join(f"{cure} {gain:+.1f}" for cure, gain in beyond.items()) or "no cure"),
+            "  better together than the best alone, beyond noise: "
+            + ("; ".join(ahead.index) or f"none of {len(mean)}"),
+            f"  told neither from the sum nor from the best alone: {neither.sum()} of {len(mean)}, of which these runs do "
+            "not say whether the cures add up",
+        ]
     return lines
 
 
@@ -451,6 +548,8 @@ def _change(table: pandas.DataFrame, measure: str, skip: str, seed: int, levels:
     for cell in (levels, NONE):
         if (skip, seed, *cell) not in values.index:
             missing = ", ".join(f"{factor} {level}" for factor, level in zip(CURES, cell))
-            raise InputError(f"no run with skip {skip}, seed {seed}, {missing}: what cures do together is compared "
-                             "with each of them alone and with none")
+            raise InputError(
+                f"no run with skip {skip}, seed {seed}, {missing}: what cures do together is compared "
+                "with each of them alone and with none"
+            )
     return float(values[(skip, seed, *levels)] - values[(skip, seed, *NONE)])

@@ -9,8 +9,8 @@ import seaborn
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lib.companion.figures import PALETTE
-from lib.training.dense import IGNORE, Scene
+from skiplab.companion.figures import PALETTE
+from skiplab.training.dense import IGNORE, Scene
 
 ROUNDING = -15.95  # log10 of float64's
 STYLES = ("s-", "^--", "o-")  # of the arms: two of them may lie on each other
@@ -28,8 +28,12 @@ def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Fig
             values = rows[column].clip(upper=worst) if worst else rows[column].clip(lower=ROUNDING)
             summary = values.groupby(rows.depth).agg(["mean", "std"]).fillna(0)
             _bars(axis, summary, style, colour, label)
-    axes[0].set(yscale="log", xlabel="share of the singular values", ylabel="σ / σ_max",
-                title=f"one attention layer: block {block}")
+    axes[0].set(
+        yscale="log",
+        xlabel="share of the singular values",
+        ylabel="σ / σ_max",
+        title=f"one attention layer: block {block}",
+    )
     axes[1].set(xlabel="depth of the block", ylabel="ln κ", title="one attention layer, by depth")
     axes[1].axhspan(WORST - 0.5, WORST + 2, color="0.85", zorder=0, linewidth=0)
     axes[1].text(table.depth.max(), WORST - 3.5, "rank-deficient", color="0.35", fontsize="small", ha="right")
@@ -43,11 +47,23 @@ def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Fig
 
 def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping[str, str], n: int) -> Figure:
     """Draw maps (n, n) of one block, and the mean diagonal weight by block from `skipless_survey.report`."""
-    figure, axes = plt.subplots(1, len(maps) + 1, figsize=(2.7 * len(maps) + 3.6, 3.0), width_ratios=[1] * len(maps) + [1.5])
+    figure, axes = plt.subplots(
+        1, len(maps) + 1, figsize=(2.7 * len(maps) + 3.6, 3.0), width_ratios=[1] * len(maps) + [1.5]
+    )
     highest = max(float(attn.max()) for attn in maps.values())
     for axis, (title, attn) in zip(axes, maps.items()):
-        seaborn.heatmap(attn, ax=axis, vmin=0, vmax=highest, cmap="cividis", square=True, xticklabels=False, yticklabels=False,
-                        cbar=axis is axes[len(maps) - 1], cbar_kws={"label": "weight", "shrink": 0.8})
+        seaborn.heatmap(
+            attn,
+            ax=axis,
+            vmin=0,
+            vmax=highest,
+            cmap="cividis",
+            square=True,
+            xticklabels=False,
+            yticklabels=False,
+            cbar=axis is axes[len(maps) - 1],
+            cbar_kws={"label": "weight", "shrink": 0.8},
+        )
         axis.set(title=title, xlabel="key", ylabel="query" if axis is axes[0] else "")
     for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
         summary = table[table.arm == arm].groupby("block").weight.agg(["mean", "std"]).fillna(0)
@@ -61,7 +77,9 @@ def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping
 
 def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str]) -> Figure:
     """Draw validation top-1 by steps and by seconds, a row per optimiser, from `skipless_survey.curves`."""
-    figure, axes = plt.subplots(len(optimizers), 2, figsize=(7.6, 2.5 * len(optimizers) + 0.6), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        len(optimizers), 2, figsize=(7.6, 2.5 * len(optimizers) + 0.6), sharey=True, squeeze=False
+    )
     for line, (optimizer, title) in zip(axes, optimizers.items()):
         for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
             rows = table[(table.optimizer == optimizer) & (table.arm == arm)]
@@ -80,7 +98,9 @@ def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mappi
     return figure
 
 
-def rates(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str], best: Mapping[str, float]) -> Figure:
+def rates(
+    table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str], best: Mapping[str, float]
+) -> Figure:
     """Draw test top-1 by learning rate, a panel per optimiser and a line per arm; dotted, the `best` one of each optimiser."""
     figure, axes = plt.subplots(1, len(optimizers), figsize=(3.6 * len(optimizers), 3.2), sharey=True, squeeze=False)
     for axis, (optimizer, title) in zip(axes[0], optimizers.items()):
@@ -89,7 +109,9 @@ def rates(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[
             axis.plot(rows.learning_rate, rows.test_top1, style, color=colour, label=label)
         axis.axvline(best[optimizer], color="0.5", linestyle=":", linewidth=1)
         ticks = sorted(table.learning_rate.unique())
-        axis.set(title=title, xlabel="learning rate", xscale="log", xticks=ticks, xticklabels=[f"{rate:g}" for rate in ticks])
+        axis.set(
+            title=title, xlabel="learning rate", xscale="log", xticks=ticks, xticklabels=[f"{rate:g}" for rate in ticks]
+        )
         axis.minorticks_off()
     axes[0, 0].set(ylabel="test top-1 (%)", ylim=(0, 5 + table.test_top1.max()))
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -97,8 +119,12 @@ def rates(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[
     return figure
 
 
-def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: pandas.DataFrame,
-                others: Mapping[str, Sequence[float]]) -> Figure:
+def sensitivity(
+    table: pandas.DataFrame,
+    centre: Mapping[str, float],
+    readings: pandas.DataFrame,
+    others: Mapping[str, Sequence[float]],
+) -> Figure:
     """Draw test top-1 by alpha, beta and c, one changed at a time from `centre`, and for each reading; bands: `others`.
 
     `table` has the columns name, value, seed and test_top1, `readings` reading, seed and test_top1.
@@ -110,7 +136,12 @@ def sensitivity(table: pandas.DataFrame, centre: Mapping[str, float], readings: 
         axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", capsize=3, color=PALETTE[2])
         axis.plot(rows.value, rows.test_top1, ".", color="0.4", markersize=3, zorder=3)
         axis.axvline(centre[name], color="0.6", linestyle=":", linewidth=1)
-        axis.set(xlabel=symbol, xscale="log", xticks=list(summary.index), xticklabels=[f"{value:g}" for value in summary.index])
+        axis.set(
+            xlabel=symbol,
+            xscale="log",
+            xticks=list(summary.index),
+            xticklabels=[f"{value:g}" for value in summary.index],
+        )
         axis.minorticks_off()
     names = list(dict.fromkeys(readings.reading))
     summary = readings.groupby("reading").test_top1.agg(["mean", "std"]).fillna(0).loc[names]
@@ -147,7 +178,9 @@ def dense(table: pandas.DataFrame, metrics: Mapping[str, str], arms: Mapping[str
     return figure
 
 
-def pictures(scenes: Sequence[Scene], colours: Mapping[str, Tensor], boxes: Mapping[str, Sequence[numpy.ndarray]]) -> Figure:
+def pictures(
+    scenes: Sequence[Scene], colours: Mapping[str, Tensor], boxes: Mapping[str, Sequence[numpy.ndarray]]
+) -> Figure:
     """Show scenes, their masks, and each model's PCA colours with the box that TokenCut found (dashed: the true boxes)."""
     columns = 2 + len(colours)
     figure, axes = plt.subplots(len(scenes), columns, figsize=(1.75 * columns, 1.75 * len(scenes) + 0.3), squeeze=False)
@@ -179,4 +212,6 @@ def _frame(axis: plt.Axes, box: numpy.ndarray, style: str, colour: str) -> None:
 
 
 def _bars(axis: plt.Axes, summary: pandas.DataFrame, style: str, colour: tuple, label: str) -> None:
-    axis.errorbar(summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label)
+    axis.errorbar(
+        summary.index, summary["mean"], summary["std"], fmt=style, markersize=4, capsize=2, color=colour, label=label
+    )

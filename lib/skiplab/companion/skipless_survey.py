@@ -15,19 +15,19 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
-from lib import draws
-from lib.companion import layers, ledger
-from lib.companion.ledger import Measurement
-from lib.companion.runs import Run
-from lib.companion.scaling_survey import place_in_grid
-from lib.companion.surveys import Draws
-from lib.models import create_model
-from lib.models.skipless import SkiplessInit, draw_targets, query_key
-from lib.theory.conditioning import condition_number, singular_values
-from lib.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_terms
-from lib.training import dino, loop
-from lib.training.photographs import photographs
-from lib.transforms.augment import normalise
+from skiplab import draws
+from skiplab.companion import layers, ledger
+from skiplab.companion.ledger import Measurement
+from skiplab.companion.runs import Run
+from skiplab.companion.scaling_survey import place_in_grid
+from skiplab.companion.surveys import Draws
+from skiplab.models import create_model
+from skiplab.models.skipless import SkiplessInit, draw_targets, query_key
+from skiplab.theory.conditioning import condition_number, singular_values
+from skiplab.theory.jacobian import attention, attention_jacobian, autograd_jacobian, jacobian_terms
+from skiplab.training import dino, loop
+from skiplab.training.photographs import photographs
+from skiplab.transforms.augment import normalise
 
 DIFFERENCE = 1e-6  # relative, above which a formula of the Jacobian counts as violated
 ORTHOGONAL = 1 + 1e-5  # kappa above which W_V W_O does not count as orthogonal
@@ -40,16 +40,23 @@ CHOSEN = next(iter(READINGS))  # what SkiplessInit does by default, its MLP scal
 
 def jacobian_cases(cases: int, seed: int = 0) -> dict[str, Measurement]:
     """Try the four statements about the Jacobian on `cases` random layers each; return each one's measurement by its id."""
-    tests = {"cut.jacobian.formula": _formula, "cut.jacobian.skip": _with_skip, "cut.jacobian.product": _stacked,
-             "cut.jacobian.layernorm": _through_norm}
+    tests = {
+        "cut.jacobian.formula": _formula,
+        "cut.jacobian.skip": _with_skip,
+        "cut.jacobian.product": _stacked,
+        "cut.jacobian.layernorm": _through_norm,
+    }
     return {claim: _count(test, cases, seed) for claim, test in tests.items()}
 
 
 def _count(test: Callable[[Draws], float], cases: int, seed: int) -> Measurement:
     draws = Draws(seed)
     found = [test(draws) for _ in range(cases)]
-    return Measurement(violations=sum(not value <= DIFFERENCE for value in found), cases=cases,
-                       note=f"largest relative difference {max(found):.1e}")
+    return Measurement(
+        violations=sum(not value <= DIFFERENCE for value in found),
+        cases=cases,
+        note=f"largest relative difference {max(found):.1e}",
+    )
 
 
 def _layer(draws: Draws, d: int, heads: int) -> tuple[Tensor, ...]:
@@ -101,7 +108,9 @@ def _through_norm(draws: Draws) -> float:
     n, d, heads = _shape(draws)
     d = max(d, 3 * heads)  # tokens of two dimensions have no Jacobian but 0 through LayerNorm
     x, w = draws.normal(n, d), _layer(draws, d, heads)
-    values = singular_values(autograd_jacobian(lambda z: attention(nn.functional.layer_norm(z, (d,), eps=0.0), *w, heads), x))
+    values = singular_values(
+        autograd_jacobian(lambda z: attention(nn.functional.layer_norm(z, (d,), eps=0.0), *w, heads), x)
+    )
     return float(values[-1] / values[0])
 
 
@@ -150,11 +159,17 @@ def report(model: nn.Module, images: Tensor, tokens: int = 17, jacobians: bool =
         margin = logits.diagonal(dim1=-2, dim2=-1) - logits.masked_fill(eye, -torch.inf).amax(dim=-1)
         kappa, products = condition_number(maps).log10(), head_products(w.w_q, w.w_k, w.heads)
         others = ~torch.eye(products.shape[-1], dtype=torch.bool)
-        row = {"block": number, "kappa_vo": float(condition_number(w.w_v @ w.w_o)),
-               "qk_diagonal": float(products.diagonal(dim1=-2, dim2=-1).mean()), "qk_spread": float(products[:, others].std()),
-               "dominant": 100 * float((margin > 0).double().mean()), "margin": float(margin.mean()),
-               "weight": float(maps.diagonal(dim1=-2, dim2=-1).mean()), "log10_kappa_a": float(kappa.median()),
-               "infinite": int(kappa.isinf().sum())}
+        row = {
+            "block": number,
+            "kappa_vo": float(condition_number(w.w_v @ w.w_o)),
+            "qk_diagonal": float(products.diagonal(dim1=-2, dim2=-1).mean()),
+            "qk_spread": float(products[:, others].std()),
+            "dominant": 100 * float((margin > 0).double().mean()),
+            "margin": float(margin.mean()),
+            "weight": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
+            "log10_kappa_a": float(kappa.median()),
+            "infinite": int(kappa.isinf().sum()),
+        }
         if jacobians:
             k = jacobian(block, z[0, :tokens], getattr(block, "sab_skip", True))
             row["log_kappa_k"] = float(condition_number(k).log())
@@ -180,9 +195,15 @@ def query_key_distances(settings: dict, d: int, heads: int, seeds: Sequence[int]
             targets = draw_targets(init, d, heads if init.heads == "own" else 1)
             torch.manual_seed(seed)
             products = head_products(*query_key(init, d, heads), heads)
-            rows += [{"reading": name, "each head": _apart(product, target), "all heads": _apart(products.sum(dim=0), target),
-                      "diagonal": float(product.diagonal().mean()) / init.beta}
-                     for product, target in zip(products, itertools.cycle(targets))]
+            rows += [
+                {
+                    "reading": name,
+                    "each head": _apart(product, target),
+                    "all heads": _apart(products.sum(dim=0), target),
+                    "diagonal": float(product.diagonal().mean()) / init.beta,
+                }
+                for product, target in zip(products, itertools.cycle(targets))
+            ]
     return pandas.DataFrame(rows).groupby("reading", sort=False).mean()
 
 
@@ -200,8 +221,14 @@ def depth_spectra(model: nn.Module, images: Tensor, depths: Sequence[int]) -> pa
         product = product / matrix_norm(product)
         if depth in depths:
             values, through = singular_values(k), singular_values(product)
-            rows.append({"depth": depth, "values": (values / values[0]).tolist(), "log_kappa": float(condition_number(k).log()),
-                         "median": float((through[len(through) // 2] / through[0]).clamp(min=1e-300).log10())})
+            rows.append(
+                {
+                    "depth": depth,
+                    "values": (values / values[0]).tolist(),
+                    "log_kappa": float(condition_number(k).log()),
+                    "median": float((through[len(through) // 2] / through[0]).clamp(min=1e-300).log10()),
+                }
+            )
     return pandas.DataFrame(rows)
 
 
@@ -213,12 +240,17 @@ def two_terms(model: nn.Module, images: Tensor) -> dict[str, float | str]:
     """
     block, x = next(follow(model, images[:1]))
     w = layers.weights(block)
-    terms = dict(zip(("through A", "through V"), jacobian_terms(block.norm1(x)[0], w.w_q, w.w_k, w.w_v, w.w_o, w.heads)))
+    terms = dict(
+        zip(("through A", "through V"), jacobian_terms(block.norm1(x)[0], w.w_q, w.w_k, w.w_v, w.w_o, w.heads))
+    )
     sizes = {name: float(matrix_norm(term)) for name, term in terms.items()}
     kappas = {name: float(condition_number(term).log()) for name, term in (terms | {"K": sum(terms.values())}).items()}
     larger = max(sizes, key=sizes.get)
-    return ({"larger": larger, "difference": kappas["K"] - kappas[larger]}
-            | {f"size {name}": size for name, size in sizes.items()} | {f"ln κ, {name}": kappa for name, kappa in kappas.items()})
+    return (
+        {"larger": larger, "difference": kappas["K"] - kappas[larger]}
+        | {f"size {name}": size for name, size in sizes.items()}
+        | {f"ln κ, {name}": kappa for name, kappa in kappas.items()}
+    )
 
 
 def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:
@@ -228,8 +260,11 @@ def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:
         for block in model.blocks:
             w = layers.weights(block)
             kappas.append(float(condition_number(w.w_v @ w.w_o)))
-    return Measurement(violations=sum(kappa > ORTHOGONAL for kappa in kappas), cases=len(kappas),
-                       note=f"largest kappa - 1: {max(kappas) - 1:.1e}")
+    return Measurement(
+        violations=sum(kappa > ORTHOGONAL for kappa in kappas),
+        cases=len(kappas),
+        note=f"largest kappa - 1: {max(kappas) - 1:.1e}",
+    )
 
 
 def architecture_cases(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Measurement:
@@ -254,10 +289,18 @@ def first_attention(settings: dict, names: Sequence[str], seeds: Sequence[int]) 
             model = create_model(name, num_classes=0, depth=1, skip="none", init=SkiplessInit(**settings))
             block, x = next(follow(model, pictures))
             noise = draws.normal(*x[:1].shape, generator=torch.Generator().manual_seed(seed))
-            maps, independent = (torch.softmax(layers.logits(block, block.norm1(tokens)), dim=-1) for tokens in (x, noise))
-            rows.append({"model": name, "seed": seed, "photographs": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
-                         "independent": float(independent.diagonal(dim1=-2, dim2=-1).mean()),
-                         "log10_kappa": float(condition_number(independent).log10().median())})
+            maps, independent = (
+                torch.softmax(layers.logits(block, block.norm1(tokens)), dim=-1) for tokens in (x, noise)
+            )
+            rows.append(
+                {
+                    "model": name,
+                    "seed": seed,
+                    "photographs": float(maps.diagonal(dim1=-2, dim2=-1).mean()),
+                    "independent": float(independent.diagonal(dim1=-2, dim2=-1).mean()),
+                    "log10_kappa": float(condition_number(independent).log10().median()),
+                }
+            )
     return pandas.DataFrame(rows)
 
 
@@ -273,8 +316,17 @@ def curves(runs: Sequence[Run], names: Sequence[str]) -> pandas.DataFrame:
     for run, name in zip(runs, names, strict=True):
         taken = json.loads((run.folder / "provenance.json").read_text(encoding="utf-8"))["seconds_per_epoch"]
         steps = loop.dataset(run.config).train.num_images // run.config.batch_size
-        rows += [{"arm": name, "optimizer": run.config.optimizer, "seed": run.config.seed, "steps": steps * row["epoch"],
-                  "seconds": sum(taken[: row["epoch"]]), "validation_top1": row["validation_top1"]} for row in run.history]
+        rows += [
+            {
+                "arm": name,
+                "optimizer": run.config.optimizer,
+                "seed": run.config.seed,
+                "steps": steps * row["epoch"],
+                "seconds": sum(taken[: row["epoch"]]),
+                "validation_top1": row["validation_top1"],
+            }
+            for row in run.history
+        ]
     return pandas.DataFrame(rows)
 
 
@@ -284,7 +336,9 @@ def untrained_top1(config: dino.DinoConfig) -> float:
     vit, data = dino.build_vit(config).eval(), loop.dataset(config)
     parts = []
     for split, most in ((data.train, dino.NEIGHBOUR_IMAGES), (data.validation, None)):
-        batches = zip(range(-(-(most or split.num_images) // loop.EVALUATION_BATCH)), split.batches(loop.EVALUATION_BATCH))
+        batches = zip(
+            range(-(-(most or split.num_images) // loop.EVALUATION_BATCH)), split.batches(loop.EVALUATION_BATCH)
+        )
         features, labels = zip(*[(vit(images), classes) for _, (images, classes) in batches])
         parts += [torch.cat(features), torch.cat(labels)]
     return dino.neighbour_top1(*parts)
@@ -296,14 +350,18 @@ def neighbours(table: pandas.DataFrame, optimizer: str, depth: int) -> str:
     `table` has a row per run: those of `runs.table`, and `untrained_top1`.
     """
     rows, parts = table[table.optimizer == optimizer], []
-    for title, chosen in {"DINO with skips": rows["skip"] == "both",
-                          f"without, {depth} blocks": (rows["skip"] == "none") & (rows.depth == depth)}.items():
+    for title, chosen in {
+        "DINO with skips": rows["skip"] == "both",
+        f"without, {depth} blocks": (rows["skip"] == "none") & (rows.depth == depth),
+    }.items():
         after, before = rows[chosen][["validation_top1", "untrained_top1"]].mean()
         parts.append(f"{title}: k-NN {after:.1f} % after pre-training, {before:.1f} % before")
     return "; ".join(parts)
 
 
-def own_rates(table: pandas.DataFrame, best: Mapping[str, float], arms: Mapping[str, str], optimizers: Mapping[str, str]) -> list[str]:
+def own_rates(
+    table: pandas.DataFrame, best: Mapping[str, float], arms: Mapping[str, str], optimizers: Mapping[str, str]
+) -> list[str]:
     """Say of each optimiser where its `best` rate lies, and what the arms without skips score there and at their own best.
 
     `table` has a row per arm, optimiser and learning rate; an arm's own best has the highest validation top-1.
@@ -313,11 +371,18 @@ def own_rates(table: pandas.DataFrame, best: Mapping[str, float], arms: Mapping[
         rows = table[table.optimizer == optimizer]
         there = rows[rows.learning_rate == best[optimizer]].set_index("arm").test_top1
         own = rows.loc[rows.groupby("arm").validation_top1.idxmax()].set_index("arm")
-        lines.append(f"{title}: the arm with skips is best at {best[optimizer]:g}, {place_in_grid(best[optimizer], tried)}")
-        lines += [f"  {arms[arm]}: {there[arm]:.1f} % there; at its own best, {own.learning_rate[arm]:g} "
-                  f"({place_in_grid(own.learning_rate[arm], tried)}), {own.test_top1[arm]:.1f} %" for arm in ("default", "init")]
-        lines.append(f"  so this init adds {there['init'] - there['default']:+.1f} points at the rate of the verdicts, and "
-                     f"{own.test_top1['init'] - own.test_top1['default']:+.1f} where each arm has its own")
+        lines.append(
+            f"{title}: the arm with skips is best at {best[optimizer]:g}, {place_in_grid(best[optimizer], tried)}"
+        )
+        lines += [
+            f"  {arms[arm]}: {there[arm]:.1f} % there; at its own best, {own.learning_rate[arm]:g} "
+            f"({place_in_grid(own.learning_rate[arm], tried)}), {own.test_top1[arm]:.1f} %"
+            for arm in ("default", "init")
+        ]
+        lines.append(
+            f"  so this init adds {there['init'] - there['default']:+.1f} points at the rate of the verdicts, and "
+            f"{own.test_top1['init'] - own.test_top1['default']:+.1f} where each arm has its own"
+        )
     return lines
 
 
@@ -329,8 +394,10 @@ def best_reading(table: pandas.DataFrame) -> str:
     if best == CHOSEN:
         return f"of {len(scores.columns)} readings the chosen one ({CHOSEN}, MLP scaled) is best: {words[best]}"
     ahead = "{:+.1f} ± {:.1f} points".format(*ledger.mean_sd(scores[best] - scores[CHOSEN]))
-    return (f"of {len(scores.columns)} readings the best is {best}, {words[best]}: {ahead} from the chosen one "
-            f"({CHOSEN}, MLP scaled), {words[CHOSEN]}, over {len(scores)} seed(s)")
+    return (
+        f"of {len(scores.columns)} readings the best is {best}, {words[best]}: {ahead} from the chosen one "
+        f"({CHOSEN}, MLP scaled), {words[CHOSEN]}, over {len(scores)} seed(s)"
+    )
 
 
 def spread(table: pandas.DataFrame) -> pandas.Series:
@@ -352,9 +419,16 @@ def dense_table(evaluations: Sequence[Run], pretrained: Mapping[str, Run]) -> pa
     rows = []
     for run in evaluations:
         model = pretrained[run.config.initial.partition("/")[2]].config
-        rows.append({"arm": "skips" if model.skip == "both" else "skipless", "depth": model.model_args["depth"],
-                     "seed": model.seed, "dense": run.config.dense, "discovery": run.config.discovery}
-                    | {name: run.result.get(name) for name in ("miou_single", "miou_multi", "corloc", "similarity")})
+        rows.append(
+            {
+                "arm": "skips" if model.skip == "both" else "skipless",
+                "depth": model.model_args["depth"],
+                "seed": model.seed,
+                "dense": run.config.dense,
+                "discovery": run.config.discovery,
+            }
+            | {name: run.result.get(name) for name in ("miou_single", "miou_multi", "corloc", "similarity")}
+        )
     return pandas.DataFrame(rows)
 
 
@@ -368,17 +442,24 @@ def dense_values(table: pandas.DataFrame, data: str, depth: int) -> dict[str, pa
     paper = {"imagenet-1k": "cut.dino", "tiny-imagenet": "cut.repro.dino"}.get(data)
     for (arm, dense, discovery), rows in table[table.depth == depth].groupby(["arm", "dense", "discovery"]):
         rows = rows.set_index("seed")
-        places = {f"{SETS.get(dense)}.single": "miou_single", f"{SETS.get(dense)}.multi": "miou_multi",
-                  f"tokencut.{SETS.get(discovery)}": "corloc"}
+        places = {
+            f"{SETS.get(dense)}.single": "miou_single",
+            f"{SETS.get(dense)}.multi": "miou_multi",
+            f"tokencut.{SETS.get(discovery)}": "corloc",
+        }
         if paper == "cut.repro.dino":
             places = {"voc": "miou_single", "tokencut": "corloc"} if "voc2012" in (dense, discovery) else {}
-        found |= {f"{paper}.{place}.{arm}": rows[column] for place, column in places.items()
-                  if f"{paper}.{place}.{arm}" in known and rows[column].notna().all()}
+        found |= {
+            f"{paper}.{place}.{arm}": rows[column]
+            for place, column in places.items()
+            if f"{paper}.{place}.{arm}" in known and rows[column].notna().all()
+        }
     return found
 
 
 def difference(table: pandas.DataFrame, metric: str, skipless_depth: int, skips_depth: int) -> pandas.Series:
     """Return the paired difference of a metric by seed: skipless of one depth minus with skips of another."""
+
     def scores(arm: str, depth: int) -> pandas.Series:
         rows = table[(table.arm == arm) & (table.depth == depth)].dropna(subset=metric)
         return rows.drop_duplicates("seed").set_index("seed")[metric]

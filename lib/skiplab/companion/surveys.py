@@ -1,7 +1,7 @@
 """Surveys of statements: generate cases that a statement is about, and count those that violate it.
 
 STATEMENTS holds for each statement of data/claims.yaml that notebook 04 counts how a case is drawn and judged, SHARES
-for each share of draws, SEARCHES where a search looks for the worst case. The mathematics is in `lib.theory.bounds`.
+for each share of draws, SEARCHES where a search looks for the worst case. The mathematics is in `skiplab.theory.bounds`.
 """
 
 import math
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm
 
-from lib.companion.ledger import Measurement
-from lib.errors import InputError, unknown
-from lib import draws as portable
-from lib.theory import bounds, counterexamples
-from lib.theory.bounds import BoundCheck
-from lib.theory.conditioning import condition_number
-from lib.theory.spectral import hc, hc_ratio
+from skiplab import draws as portable
+from skiplab.companion.ledger import Measurement
+from skiplab.errors import InputError, unknown
+from skiplab.theory import bounds, counterexamples
+from skiplab.theory.bounds import BoundCheck
+from skiplab.theory.conditioning import condition_number
+from skiplab.theory.spectral import hc, hc_ratio
 
 ATTEMPTS = 20  # draws tried for each case asked for, since some draws do not satisfy the hypotheses
 NEGLIGIBLE = 1e-300
@@ -143,7 +143,9 @@ def survey(claim: str, cases: int, seed: int = 0) -> Survey:
                 worst = check, inputs
         if len(slacks) == cases:
             return Survey(claim, tuple(slacks), violations, _in_words(*worst) if worst else "")
-    raise InputError(f"{claim}: only {len(slacks)} of {ATTEMPTS * cases} draws satisfy the hypotheses, {cases} are needed")
+    raise InputError(
+        f"{claim}: only {len(slacks)} of {ATTEMPTS * cases} draws satisfy the hypotheses, {cases} are needed"
+    )
 
 
 def _in_words(check: BoundCheck, inputs: tuple) -> str:
@@ -151,8 +153,9 @@ def _in_words(check: BoundCheck, inputs: tuple) -> str:
     return f"worst: measured {check.measured:.3g}, bound {check.bound:.3g}" + (f"; shapes {shapes}" if shapes else "")
 
 
-def judged(name: str, measured: float | Tensor, bound: float | Tensor, tolerance: float = bounds.TOLERANCE,
-           **hypotheses: bool) -> BoundCheck:
+def judged(
+    name: str, measured: float | Tensor, bound: float | Tensor, tolerance: float = bounds.TOLERANCE, **hypotheses: bool
+) -> BoundCheck:
     """Compare measured ≤ bound, forgiving a relative `tolerance`, for statements that `bounds` has no check of."""
     sides = [torch.as_tensor(side, dtype=torch.float64) for side in (measured, bound)]
     measured, bound = (float(side.detach()) for side in sides)
@@ -183,7 +186,11 @@ def _tall(draws: Draws) -> tuple:
 def _definite(draws: Draws) -> tuple:
     n, d = draws.whole(2, 8), draws.whole(2, 8)
     w = draws.weight(d, d)
-    same = (w, w) if draws.whole(0, 1) else (torch.eye(d, dtype=torch.float64) + 0.5 * draws.small(d), torch.eye(d).double())
+    same = (
+        (w, w)
+        if draws.whole(0, 1)
+        else (torch.eye(d, dtype=torch.float64) + 0.5 * draws.small(d), torch.eye(d).double())
+    )
     return draws.normal(n, d), *same, draws.weight(d, d)
 
 
@@ -232,6 +239,7 @@ def _tall_and(draw: Callable[[Draws, int], Tensor]) -> Callable[[Draws], tuple]:
     def both(draws: Draws) -> tuple:
         d = draws.whole(2, 7)
         return draws.full_rank(d + draws.whole(0, 4), d), draw(draws, d)
+
     return both
 
 
@@ -245,8 +253,9 @@ def _angle(draws: Draws) -> tuple[float]:
     return (draws.uniform(0.01, 1.56),)
 
 
-CUBIC, FFN, SKIP = (partial(check, form="paper") for check in (
-    bounds.cubic_condition, bounds.ffn_condition, bounds.skip_condition))
+CUBIC, FFN, SKIP = (
+    partial(check, form="paper") for check in (bounds.cubic_condition, bounds.ffn_condition, bounds.skip_condition)
+)
 
 _CONDITIONS = {
     "asa.prop41.as_stated": Statement(_any_shape, CUBIC),
@@ -254,9 +263,11 @@ _CONDITIONS = {
     "asa.prop41.definite": Statement(_definite, partial(bounds.cubic_condition, form="definite")),
     "asa.prop41.narrow_heads": Statement(_narrow, CUBIC),
     "asa.prop41.counterexample": Statement(
-        _angle, partial(_rotated, counterexamples.cubic_wide, bounds.cubic_condition)),
+        _angle, partial(_rotated, counterexamples.cubic_wide, bounds.cubic_condition)
+    ),
     "asa.prop41.heads_counterexample": Statement(
-        _angle, partial(_rotated, counterexamples.cubic_heads, bounds.cubic_condition)),
+        _angle, partial(_rotated, counterexamples.cubic_heads, bounds.cubic_condition)
+    ),
     "asa.ffn.as_stated": Statement(_ffn_shapes, FFN),
     "asa.ffn.repaired": Statement(lambda draws: _tall(draws)[:3], bounds.ffn_condition),
     "asa.ffn.product": Statement(_ffn_shapes, partial(bounds.ffn_condition, form="product")),
@@ -265,10 +276,13 @@ _CONDITIONS = {
     "asa.prop42.counterexample": Statement(_tall_and(lambda draws, d: _cancelling(d)), _raised),
     "asa.prop42.ratio": Statement(_tall_and(Draws.small), bounds.skip_condition),
     "asa.prop42.definite": Statement(
-        _tall_and(lambda draws, d: draws.small(d) * draws.uniform(0.1, 3)), partial(bounds.skip_condition, form="definite")),
+        _tall_and(lambda draws, d: draws.small(d) * draws.uniform(0.1, 3)),
+        partial(bounds.skip_condition, form="definite"),
+    ),
     "asa.prop42.sufficient": Statement(
         lambda draws: (draws.orthonormal(9, 4) * draws.uniform(1, 3), _nearly_singular(draws, 4)),
-        partial(bounds.skip_condition, form="lowers")),
+        partial(bounds.skip_condition, form="lowers"),
+    ),
 }
 
 # --- Anti-Oversmoothing: theorem 1 and corollary 2 --------------------------------------------------------------------
@@ -385,7 +399,8 @@ def _pair(draws: Draws) -> tuple[Tensor, Tensor]:
 
 _STACKS = {
     "anti.thm1.as_stated": Statement(
-        lambda draws: (_projected if draws.whole(0, 1) else _usual)(draws), partial(bounds.low_pass_limit, form="paper")),
+        lambda draws: (_projected if draws.whole(0, 1) else _usual)(draws), partial(bounds.low_pass_limit, form="paper")
+    ),
     "anti.thm1.repaired": Statement(_usual, bounds.low_pass_limit),
     "anti.thm1.exception": Statement(_projected, partial(bounds.low_pass_limit, form="floor")),
     "anti.thm1.rounding": Statement(_projected, _unprojected),
@@ -396,12 +411,16 @@ _STACKS = {
     "anti.cor2.smooths": Statement(_deep_stack, lambda attns: judged("corollary 2, deep", _gain(attns), 0.01)),
     "anti.cor2.dobrushin": Statement(lambda draws: (_stack(draws, draws.whole(1, 6)),), bounds.product_low_pass),
     "anti.cor2.attained": Statement(
-        lambda draws: counterexamples.amplifying_attention(2 * draws.whole(2, 12), 10 ** draws.uniform(-6, -1)), _attained),
+        lambda draws: counterexamples.amplifying_attention(2 * draws.whole(2, 12), 10 ** draws.uniform(-6, -1)),
+        _attained,
+    ),
     "anti.cor2.only_if": Statement(_smoothing_stack, _only_if),
     "anti.cor2.tau_min": Statement(
-        lambda draws: _pair(draws)[:1], lambda a: judged("tau, least entry", dobrushin(a), 1 - len(a) * a.min(), 1e-12)),
+        lambda draws: _pair(draws)[:1], lambda a: judged("tau, least entry", dobrushin(a), 1 - len(a) * a.min(), 1e-12)
+    ),
     "anti.cor2.tau_product": Statement(
-        _pair, lambda a, b: judged("tau, product", dobrushin(a @ b), dobrushin(a) * dobrushin(b))),
+        _pair, lambda a, b: judged("tau, product", dobrushin(a @ b), dobrushin(a) * dobrushin(b))
+    ),
 }
 
 # --- Anti-Oversmoothing: theorem 3 and its extensions -----------------------------------------------------------------
@@ -447,7 +466,9 @@ def _block(x: Tensor, logits: Tensor, w_v: Tensor, gain: Tensor, *, form: str) -
     normed = (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, correction=0, keepdim=True) * gain
     inner = bounds.attention_rate(normed, logits, w_v)
     said = norm.holds is not None and norm.measured > 1e-9 * float(normed.norm())
-    return judged("theorem 3, block", inner.measured, inner.bound * norm.bound / max(norm.measured, NEGLIGIBLE), 1e-6, said=said)
+    return judged(
+        "theorem 3, block", inner.measured, inner.bound * norm.bound / max(norm.measured, NEGLIGIBLE), 1e-6, said=said
+    )
 
 
 def _many_heads(draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -512,13 +533,16 @@ _RATES = {
     "anti.thm3.sharp": Statement(_layer, partial(bounds.attention_rate, form="sharp")),
     "anti.thm3.monotone": Statement(partial(_below, lambda n: n**-0.5), _decays),
     "anti.thm3.monotone_sharp": Statement(partial(_below, lambda n: (2 / n) ** 0.5), _decays),
-    **{f"anti.thm3.logits_{kind}": Statement(_projections, partial(bounds.logit_check, kind)) for kind in bounds.LOGITS},
+    **{
+        f"anti.thm3.logits_{kind}": Statement(_projections, partial(bounds.logit_check, kind)) for kind in bounds.LOGITS
+    },
     "anti.thm3.half_range": Statement(_kind, partial(bounds.logit_check, form="half_range")),
     "anti.thm3.block": Statement(_normed_layer, partial(_block, form="paper")),
     "anti.thm3.layernorm": Statement(_normed_layer, partial(_block, form="repaired")),
     "anti.thm3.layernorm_attained": Statement(
         lambda draws: (counterexamples.layer_norm_raises(10 ** draws.uniform(-4, 0), draws.whole(2, 10)),),
-        lambda x: judged("layer norm, attained", abs(bounds.layer_norm_rate(x).slack), 1e-6)),
+        lambda x: judged("layer norm, attained", abs(bounds.layer_norm_rate(x).slack), 1e-6),
+    ),
     "anti.thm3.layernorm_sharp": Statement(_normed_layer, partial(_block, form="sharp")),
     "anti.ext.multihead": Statement(_many_heads, bounds.multihead_rate),
     "anti.ext.multihead_sqrt": Statement(_many_heads, partial(bounds.multihead_rate, form="root")),
@@ -557,7 +581,9 @@ def _diagonal(logits: Tensor) -> BoundCheck:
     n = len(logits)
     off = torch.where(torch.eye(n, dtype=torch.bool), -torch.inf, logits)
     excess = (logits.diagonal() - off.amax(dim=1)).min()
-    return judged("skipless 1, identity", 1 / (1 + (n - 1) * torch.exp(-excess)), torch.softmax(logits, dim=1).diagonal().min())
+    return judged(
+        "skipless 1, identity", 1 / (1 + (n - 1) * torch.exp(-excess)), torch.softmax(logits, dim=1).diagonal().min()
+    )
 
 
 def _main_and_rest(limit: str, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -655,7 +681,9 @@ def _normalised(norm: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundChe
 
 def _any_half_range(x: Tensor, w_q: Tensor, w_k: Tensor) -> BoundCheck:
     """Return the tightest of the three kinds of logits."""
-    return min((bounds.logit_check(kind, x, w_q, w_k, "half_range") for kind in bounds.LOGITS), key=lambda check: check.slack)
+    return min(
+        (bounds.logit_check(kind, x, w_q, w_k, "half_range") for kind in bounds.LOGITS), key=lambda check: check.slack
+    )
 
 
 def _on_maps(check: Callable, *logits: Tensor) -> BoundCheck:
@@ -668,7 +696,10 @@ _LAYER, _WEIGHTS, _HEADS = ((6, 4), (6, 6), (4, 4)), ((5, 4), (4, 3), (4, 3)), (
 SEARCHES = {
     "asa.prop41.as_stated": (CUBIC, _shaped((3, 4), (4, 4), (4, 4), (4, 4))),
     "asa.prop41.repaired": (bounds.cubic_condition, _shaped((5, 3), (3, 3), (3, 3), (3, 3))),
-    "asa.prop41.definite": (lambda x, w, v: bounds.cubic_condition(x, w, w, v, "definite"), _shaped((3, 4), (4, 4), (4, 4))),
+    "asa.prop41.definite": (
+        lambda x, w, v: bounds.cubic_condition(x, w, w, v, "definite"),
+        _shaped((3, 4), (4, 4), (4, 4)),
+    ),
     "asa.prop41.narrow_heads": (CUBIC, _shaped((6, 4), (4, 2), (4, 2), (4, 2))),
     "asa.ffn.as_stated": (FFN, _shaped((5, 3), (3, 12), (12, 3))),
     "asa.ffn.repaired": (bounds.ffn_condition, _shaped((5, 3), (3, 3), (3, 3))),
@@ -677,14 +708,22 @@ SEARCHES = {
     "asa.prop42.ratio": (lambda x, m: bounds.skip_condition(x, m / 10), _shaped((5, 3), (3, 3))),
     "asa.prop42.definite": (lambda x, m: bounds.skip_condition(x, m / 10, "definite"), _shaped((5, 3), (3, 3))),
     "asa.prop42.sufficient": (  # M of κ ≈ 10⁴, which the search may lower until the hypothesis stops it
-        lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3, dtype=torch.float64), "lowers"), _shaped((5, 3), (3, 3))),
+        lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3, dtype=torch.float64), "lowers"),
+        _shaped((5, 3), (3, 3)),
+    ),
     "anti.thm1.repaired": (  # the rate from which `low_pass_limit` takes its number of steps
-        lambda p, z: _approach(torch.softmax(p, dim=1), z + 3), _shaped((6, 6), (6, 1))),
+        lambda p, z: _approach(torch.softmax(p, dim=1), z + 3),
+        _shaped((6, 6), (6, 1)),
+    ),
     "anti.thm1.exception": (lambda p, z: _floor(torch.softmax(p, dim=1), z), _shaped((6, 6), (6, 1))),
     "anti.thm1.lambda2_bound": (
-        lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z.detach(), 1, "paper"), _shaped((6, 6), (6, 1))),
+        lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z.detach(), 1, "paper"),
+        _shaped((6, 6), (6, 1)),
+    ),
     "anti.thm1.dobrushin_rate": (
-        lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z, 2), _shaped((6, 6), (6, 1))),
+        lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z, 2),
+        _shaped((6, 6), (6, 1)),
+    ),
     "anti.cor2.tau_min": (partial(_on_maps, STATEMENTS["anti.cor2.tau_min"].check), _shaped((6, 6))),
     "anti.cor2.tau_product": (partial(_on_maps, STATEMENTS["anti.cor2.tau_product"].check), _shaped((6, 6), (6, 6))),
     "anti.cor2.dobrushin": (lambda p: bounds.product_low_pass(torch.softmax(p, dim=-1)), _shaped((1, 6, 6))),
@@ -711,7 +750,10 @@ SEARCHES = {
     "cut.prop1.diagonal": (_diagonal, _shaped((5, 5))),
     "cut.prop1.diagonal_kappa": (lambda p: bounds.diagonal_rows(p + 6 * torch.eye(5)), _shaped((5, 5))),
     "cut.prop2.smaller_norm": (lambda main, rest: _norm_is_enough(main, rest / 10), _shaped((4, 4), (4, 4))),
-    "cut.prop2.repaired": (lambda main, rest: bounds.dominant_term(main + 6 * torch.eye(4), rest / 10), _shaped((4, 4), (4, 4))),
+    "cut.prop2.repaired": (
+        lambda main, rest: bounds.dominant_term(main + 6 * torch.eye(4), rest / 10),
+        _shaped((4, 4), (4, 4)),
+    ),
 }
 
 # Why the other statements have no search.
@@ -757,14 +799,18 @@ LABELS = {
 
 def worst_cases(steps: int, restarts: int = 2) -> dict[str, float]:
     """Return for each statement of SEARCHES the largest measured/bound that gradient ascent finds."""
-    return {name: counterexamples.adversarial_search(check, sample, steps=steps, restarts=restarts).ratio
-            for name, (check, sample) in SEARCHES.items()}
+    return {
+        name: counterexamples.adversarial_search(check, sample, steps=steps, restarts=restarts).ratio
+        for name, (check, sample) in SEARCHES.items()
+    }
 
 
 def largest_step(steps: int, seed: int = 0, n: int = 16) -> float:
     """Return the largest ‖HC A HC‖₂ that a search finds over positive row-stochastic (n, n): at most √(n/2)."""
     check = SEARCHES["anti.cor2.dobrushin"][0]
-    return counterexamples.adversarial_search(check, _shaped((1, n, n)), steps=steps, step_size=0.3, seed=seed).check.measured
+    return counterexamples.adversarial_search(
+        check, _shaped((1, n, n)), steps=steps, step_size=0.3, seed=seed
+    ).check.measured
 
 
 def never_smoothing_keeps(layers: int, n: int = 8) -> float:
@@ -775,7 +821,8 @@ def never_smoothing_keeps(layers: int, n: int = 8) -> float:
 def largest_normed(steps: int, seed: int = 0) -> tuple[float, float]:
     """Return the largest ‖HC[LN(x)]‖/‖HC[x]‖ that a search finds, and the share of the repaired bound reached there."""
     found = counterexamples.adversarial_search(
-        lambda rest: bounds.layer_norm_rate(1 + rest / 50, form="paper"), _shaped((6, 4)), steps=steps, seed=seed)
+        lambda rest: bounds.layer_norm_rate(1 + rest / 50, form="paper"), _shaped((6, 4)), steps=steps, seed=seed
+    )
     x = 1 + found.inputs[0] / 50
     return found.ratio, math.exp(-bounds.layer_norm_rate(x).slack)
 
@@ -789,31 +836,75 @@ def counterexample_table() -> pandas.DataFrame:
     x, branch = counterexamples.skip_high_pass()
     mean_zero = counterexamples.stationary_mean_zero()
     rows = [
-        ("4.1, fewer tokens than dimensions", CUBIC(*counterexamples.cubic_wide()), "W_Q W_Kᵀ positive definite: κ(X)³κ(W_V)‖B‖/λ",
-         bounds.cubic_condition(*counterexamples.cubic_wide(), form="definite")),
-        ("4.1, narrow heads", CUBIC(*counterexamples.cubic_heads()), "square weights and n ≥ d",
-         bounds.cubic_condition(*counterexamples.cubic_heads())),
-        ("FFN, d → 4d → d", FFN(*counterexamples.ffn_wide()), "κ(X) κ(W_up W_down)",
-         bounds.ffn_condition(*counterexamples.ffn_wide(), form="product")),
-        ("4.2, a branch that cancels", SKIP(*counterexamples.skip_cancels()), "κ(X)(1+m)/(1+μ)",
-         bounds.skip_condition(*counterexamples.skip_cancels(), form="definite")),
-        ("theorem 1, πᵀz = 0", bounds.low_pass_limit(*mean_zero, form="paper"), "there DC/HC ≤ √n‖π − 1/n‖",
-         bounds.low_pass_limit(*mean_zero, form="floor")),
-        ("|λ₂|ᵗ from the first step", bounds.low_pass_rate(*counterexamples.amplifying_attention(), 1, "paper"), "√(n/2) τᵗ",
-         bounds.low_pass_rate(*counterexamples.amplifying_attention(), 1)),
+        (
+            "4.1, fewer tokens than dimensions",
+            CUBIC(*counterexamples.cubic_wide()),
+            "W_Q W_Kᵀ positive definite: κ(X)³κ(W_V)‖B‖/λ",
+            bounds.cubic_condition(*counterexamples.cubic_wide(), form="definite"),
+        ),
+        (
+            "4.1, narrow heads",
+            CUBIC(*counterexamples.cubic_heads()),
+            "square weights and n ≥ d",
+            bounds.cubic_condition(*counterexamples.cubic_heads()),
+        ),
+        (
+            "FFN, d → 4d → d",
+            FFN(*counterexamples.ffn_wide()),
+            "κ(X) κ(W_up W_down)",
+            bounds.ffn_condition(*counterexamples.ffn_wide(), form="product"),
+        ),
+        (
+            "4.2, a branch that cancels",
+            SKIP(*counterexamples.skip_cancels()),
+            "κ(X)(1+m)/(1+μ)",
+            bounds.skip_condition(*counterexamples.skip_cancels(), form="definite"),
+        ),
+        (
+            "theorem 1, πᵀz = 0",
+            bounds.low_pass_limit(*mean_zero, form="paper"),
+            "there DC/HC ≤ √n‖π − 1/n‖",
+            bounds.low_pass_limit(*mean_zero, form="floor"),
+        ),
+        (
+            "|λ₂|ᵗ from the first step",
+            bounds.low_pass_rate(*counterexamples.amplifying_attention(), 1, "paper"),
+            "√(n/2) τᵗ",
+            bounds.low_pass_rate(*counterexamples.amplifying_attention(), 1),
+        ),
         ("a deep stack smooths", judged("", _gain(never), 0.01), "√(n/2) Π τ", bounds.product_low_pass(never)),
-        ("it smooths only if Π τ → 0", judged("", dobrushin(despite).prod(), 0.01), "√(n/2) Π τ",
-         bounds.product_low_pass(despite)),
-        ("theorem 3 through LayerNorm", bounds.layer_norm_rate(counterexamples.layer_norm_raises(), form="paper"),
-         "max|g| / min std(x)", bounds.layer_norm_rate(counterexamples.layer_norm_raises())),
-        ("a skip treats bands alike", judged("", hc_ratio(x + branch), hc_ratio(x)), "(1 + rate) ‖HC‖",
-         bounds.residual_rate(x, branch, 0.0)),
+        (
+            "it smooths only if Π τ → 0",
+            judged("", dobrushin(despite).prod(), 0.01),
+            "√(n/2) Π τ",
+            bounds.product_low_pass(despite),
+        ),
+        (
+            "theorem 3 through LayerNorm",
+            bounds.layer_norm_rate(counterexamples.layer_norm_raises(), form="paper"),
+            "max|g| / min std(x)",
+            bounds.layer_norm_rate(counterexamples.layer_norm_raises()),
+        ),
+        (
+            "a skip treats bands alike",
+            judged("", hc_ratio(x + branch), hc_ratio(x)),
+            "(1 + rate) ‖HC‖",
+            bounds.residual_rate(x, branch, 0.0),
+        ),
     ]
     sides = ("measured", "bound")
-    return pandas.DataFrame([
-        {"statement": name} | {side: _shown(getattr(false, side)) for side in sides} | {"repaired": repair}
-        | {f"repaired {side}": "says nothing" if true.holds is None else _shown(getattr(true, side)) for side in sides}
-        for name, false, repair, true in rows])
+    return pandas.DataFrame(
+        [
+            {"statement": name}
+            | {side: _shown(getattr(false, side)) for side in sides}
+            | {"repaired": repair}
+            | {
+                f"repaired {side}": "says nothing" if true.holds is None else _shown(getattr(true, side))
+                for side in sides
+            }
+            for name, false, repair, true in rows
+        ]
+    )
 
 
 def _shown(value: float) -> str:
@@ -832,8 +923,18 @@ LAYERS = {
 
 def covered_layers() -> pandas.DataFrame:
     """Return a row per kind of layer in the papers' models: its shape, and whether proposition 4.1's proof covers it."""
-    rows = [{"layer": name, "tokens n": n, "dimensions d": d, "width of a head": width, "n ≥ d": n >= d,
-             "square weights": width == d, "covered": n >= d and width == d} for name, (n, d, width) in LAYERS.items()]
+    rows = [
+        {
+            "layer": name,
+            "tokens n": n,
+            "dimensions d": d,
+            "width of a head": width,
+            "n ≥ d": n >= d,
+            "square weights": width == d,
+            "covered": n >= d and width == d,
+        }
+        for name, (n, d, width) in LAYERS.items()
+    ]
     return pandas.DataFrame(rows)
 
 

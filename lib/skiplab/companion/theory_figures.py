@@ -9,9 +9,9 @@ import seaborn
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lib.companion.figures import PALETTE
-from lib.companion.layers import VARIANTS, bands
-from lib.companion.skipless_figures import WORST
+from skiplab.companion.figures import PALETTE
+from skiplab.companion.layers import VARIANTS, bands
+from skiplab.companion.skipless_figures import WORST
 
 FLOOR = 1e-12  # where the pictures of products end
 EDGE = 6.0  # decades of slack shown on either side
@@ -33,7 +33,9 @@ def filters(kinds: Mapping[str, Tensor], powers: Mapping[int, Tensor], products:
     for axis, stack, label in zip(axes[1:], (powers, products), ("t = {}", "after layer {}")):
         for (layers, gains), colour in zip(stack.items(), seaborn.color_palette("viridis_r", len(stack))):
             frequencies = bands(len(gains))
-            axis.plot(frequencies, gains[: len(frequencies)].clamp(min=FLOOR), ".-", color=colour, label=label.format(layers))
+            axis.plot(
+                frequencies, gains[: len(frequencies)].clamp(min=FLOOR), ".-", color=colour, label=label.format(layers)
+            )
     axes[0].set(ylabel="gain of the band", title="one attention map", yscale="log")
     axes[1].set(title="powers of one trained map", yscale="log", ylim=(FLOOR, 30))
     axes[2].set(title="product of the layers' maps", yscale="log", ylim=(FLOOR, 30))
@@ -46,8 +48,11 @@ def filters(kinds: Mapping[str, Tensor], powers: Mapping[int, Tensor], products:
 def intensities(table: pandas.DataFrame) -> Figure:
     """Draw figure 1 of the paper from `layers.hc_by_layer`: a panel per variant, mean over images, rounding shaded."""
     figure, axes = plt.subplots(1, len(VARIANTS), figsize=(9.6, 3.2), sharey=True)
-    lines = {"intensity": ("measured", "o-"), "one_step": ("bound from the layer before", "v--"),
-             "accumulated": ("bound from the input", "^:")}
+    lines = {
+        "intensity": ("measured", "o-"),
+        "one_step": ("bound from the layer before", "v--"),
+        "accumulated": ("bound from the input", "^:"),
+    }
     for axis, variant in zip(axes, VARIANTS):
         mean = table[table.variant == variant].groupby("layer")[list(lines)].mean()
         for (column, (label, style)), colour in zip(lines.items(), (PALETTE[0], PALETTE[1], PALETTE[2])):
@@ -65,8 +70,9 @@ def intensities(table: pandas.DataFrame) -> Figure:
 def spectra(before: Tensor, after: Tensor) -> Figure:
     """Draw figure 5 of the paper: band gains (L, h, n) of every layer and head, at initialisation and trained."""
     layers, heads, n = after.shape
-    figure, axes = plt.subplots(heads, layers, figsize=(1.05 * layers + 0.8, 0.85 * heads + 1.0), sharex=True, sharey=True,
-                                squeeze=False)
+    figure, axes = plt.subplots(
+        heads, layers, figsize=(1.05 * layers + 0.8, 0.85 * heads + 1.0), sharex=True, sharey=True, squeeze=False
+    )
     frequencies = bands(n)
     for layer in range(layers):
         for head in range(heads):
@@ -91,7 +97,9 @@ def head_spectra(models: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     columns = 6
     rows = [-(-len(gains) // columns) for _, gains in models.values()]
     figure = plt.figure(figsize=(9.2, 1.35 * sum(rows) + 0.9 * len(rows)))
-    parts_of_it = figure.subfigures(len(rows), 1, height_ratios=[1.35 * count + 0.9 for count in rows], squeeze=False)[:, 0]
+    parts_of_it = figure.subfigures(len(rows), 1, height_ratios=[1.35 * count + 0.9 for count in rows], squeeze=False)[
+        :, 0
+    ]
     for part, count, (name, (frequencies, gains)) in zip(parts_of_it, rows, models.items(), strict=True):
         axes = part.subplots(count, columns, sharex=True, sharey=True, squeeze=False)
         for layer, (axis, heads) in enumerate(zip(axes.flat, gains), start=1):
@@ -115,7 +123,9 @@ def photograph_spectra(models: Mapping[str, Mapping[str, Tensor]], shown: int = 
         for axis, part, first in zip(pair, ("what SABs add", "tokens"), (spectra["sab"], spectra["tokens"][1:])):
             axis.plot(spectra["frequencies"], spectra["patches"][0], "k--", linewidth=1, label="pixels")
             if part == "tokens":
-                axis.plot(spectra["frequencies"], spectra["tokens"][0], color="0.5", linestyle=":", label="before layer 1")
+                axis.plot(
+                    spectra["frequencies"], spectra["tokens"][0], color="0.5", linestyle=":", label="before layer 1"
+                )
             for layer, colour in zip(picked, seaborn.color_palette("viridis_r", len(picked))):
                 axis.plot(spectra["frequencies"], first[layer - 1], color=colour, linewidth=1.1, label=f"layer {layer}")
             axis.set(title=f"{name}:\n{part}", xlabel="cycles per token", yscale="log")
@@ -128,9 +138,17 @@ def parts(table: pandas.DataFrame) -> Figure:
     """Draw what each part of each block does to HC, from `layers.gains_by_part`."""
     figure, axis = plt.subplots(figsize=(0.62 * table.shape[1] + 3.2, 3.0))
     limit = float(table.abs().max(axis=None))
-    seaborn.heatmap(table, ax=axis, cmap="RdBu", vmin=-limit, vmax=limit, fmt=".1f",
-                    annot=table.round(1) + 0.0 if table.shape[1] <= 12 else None,
-                    cbar_kws={"label": "ln of the factor on ‖HC‖"}, linewidths=0.5)
+    seaborn.heatmap(
+        table,
+        ax=axis,
+        cmap="RdBu",
+        vmin=-limit,
+        vmax=limit,
+        fmt=".1f",
+        annot=table.round(1) + 0.0 if table.shape[1] <= 12 else None,
+        cbar_kws={"label": "ln of the factor on ‖HC‖"},
+        linewidths=0.5,
+    )
     axis.set(ylabel="", title="red: the part removes high frequencies, blue: it adds some")
     return figure
 
@@ -139,8 +157,18 @@ def similarities(table: pandas.DataFrame) -> Figure:
     """Draw how alike tokens and rows of attention are by relative depth: mean and ± 1 sd over models."""
     figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.0), sharey=True)
     for axis, column, title in zip(axes, ("features", "attention"), ("tokens", "rows of the attention maps")):
-        seaborn.lineplot(table, x="depth", y=column, hue="layers", style="layers", markers=True, dashes=False, ax=axis,
-                         errorbar="sd", palette=PALETTE[: table.layers.nunique()])
+        seaborn.lineplot(
+            table,
+            x="depth",
+            y=column,
+            hue="layers",
+            style="layers",
+            markers=True,
+            dashes=False,
+            ax=axis,
+            errorbar="sd",
+            palette=PALETTE[: table.layers.nunique()],
+        )
         axis.set(title=title, xlabel="depth (share of the layers)", ylabel="mean cosine similarity", ylim=(None, 1))
         handles, labels = axis.get_legend_handles_labels()
         axis.get_legend().remove()
@@ -166,8 +194,12 @@ def logit_kinds(table: pandas.DataFrame) -> Figure:
     return figure
 
 
-def slack(generated: Mapping[str, Sequence[float]], trained: Mapping[str, Sequence[float]], worst: Mapping[str, float],
-          names: Mapping[str, str]) -> Figure:
+def slack(
+    generated: Mapping[str, Sequence[float]],
+    trained: Mapping[str, Sequence[float]],
+    worst: Mapping[str, float],
+    names: Mapping[str, str],
+) -> Figure:
     """Draw how far each statement is from being violated, a row per statement of `names`, in decades of bound/measured.
 
     `generated` and `trained` map a statement's id to natural-log slacks: a thin line spans all of them, a thick one the
@@ -176,7 +208,10 @@ def slack(generated: Mapping[str, Sequence[float]], trained: Mapping[str, Sequen
     """
     figure, axis = plt.subplots(figsize=(7.6, 0.3 * len(names) + 1.5))
     for row, claim in enumerate(names):
-        for slacks, offset, colour in ((generated.get(claim), -0.14, PALETTE[0]), (trained.get(claim), 0.14, PALETTE[2])):
+        for slacks, offset, colour in (
+            (generated.get(claim), -0.14, PALETTE[0]),
+            (trained.get(claim), 0.14, PALETTE[2]),
+        ):
             if slacks is not None and len(slacks):
                 decades = numpy.clip(numpy.asarray(slacks) / numpy.log(10), -EDGE, EDGE)
                 least, low, middle, high, most = numpy.quantile(decades, (0, 0.25, 0.5, 0.75, 1))
@@ -184,18 +219,38 @@ def slack(generated: Mapping[str, Sequence[float]], trained: Mapping[str, Sequen
                 axis.plot([low, high], [row + offset] * 2, color=colour, linewidth=4, solid_capstyle="butt")
                 axis.plot(middle, row + offset, "o", color="white", markeredgecolor=colour, markersize=4, zorder=3)
         if claim in worst:
-            axis.plot(numpy.clip(-numpy.log10(worst[claim]), -EDGE, EDGE), row - 0.14, "D", color=PALETTE[3], markersize=4, zorder=4)
+            axis.plot(
+                numpy.clip(-numpy.log10(worst[claim]), -EDGE, EDGE),
+                row - 0.14,
+                "D",
+                color=PALETTE[3],
+                markersize=4,
+                zorder=4,
+            )
     axis.axvspan(-EDGE * 1.05, 0, color=PALETTE[3], alpha=0.1, zorder=0, linewidth=0)
     axis.axvline(0, color=PALETTE[3], linewidth=1)
-    axis.set(yticks=range(len(names)), yticklabels=names.values(), xlim=(-EDGE * 1.05, EDGE * 1.05), ylim=(len(names) - 0.5, -0.5),
-             xlabel=f"log₁₀(bound / measured), cut off at ± {EDGE:.0f}")
+    axis.set(
+        yticks=range(len(names)),
+        yticklabels=names.values(),
+        xlim=(-EDGE * 1.05, EDGE * 1.05),
+        ylim=(len(names) - 0.5, -0.5),
+        xlabel=f"log₁₀(bound / measured), cut off at ± {EDGE:.0f}",
+    )
     for label, claim in zip(axis.get_yticklabels(), names):
         if min(generated[claim]) < -1e-9:
             label.set(color=PALETTE[3], fontweight="bold")
     axis.grid(axis="y", visible=False)
-    handles = [plt.Line2D([], [], color=PALETTE[0], linewidth=4), plt.Line2D([], [], color=PALETTE[2], linewidth=4),
-               plt.Line2D([], [], color=PALETTE[3], marker="D", linestyle="", markersize=4)]
-    figure.legend(handles, ["generated cases", "trained models", "worst case found by search"], loc="outside upper center", ncols=3)
+    handles = [
+        plt.Line2D([], [], color=PALETTE[0], linewidth=4),
+        plt.Line2D([], [], color=PALETTE[2], linewidth=4),
+        plt.Line2D([], [], color=PALETTE[3], marker="D", linestyle="", markersize=4),
+    ]
+    figure.legend(
+        handles,
+        ["generated cases", "trained models", "worst case found by search"],
+        loc="outside upper center",
+        ncols=3,
+    )
     return figure
 
 
@@ -210,13 +265,24 @@ def jacobians(table: pandas.DataFrame) -> Figure:
     for axis, (state, rows) in zip(axes, table.groupby("state", sort=False)):
         for (column, label), colour in zip({"bare": "K", "with skip": "K + I"}.items(), PALETTE):
             summary = rows.groupby("block")[column].agg(["mean", "std"])
-            axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", label=label, color=colour, capsize=3)
+            axis.errorbar(
+                summary.index, summary["mean"], summary["std"], fmt="o-", label=label, color=colour, capsize=3
+            )
         axis.set(title=state, xlabel="block", xticks=sorted(rows.block.unique()))
     axes[0].set(ylabel="ln κ", ylim=(0, 1.15 * kappas.max(axis=None)))
     if kappas.max(axis=None) == WORST:
         for axis in axes:
             axis.axhspan(WORST - 0.5, 1.15 * WORST, color="0.85", zorder=0, linewidth=0)
-        axes[-1].text(0.97, 0.97, "rank-deficient", color="0.35", fontsize="small", ha="right", va="top", transform=axes[-1].transAxes)
+        axes[-1].text(
+            0.97,
+            0.97,
+            "rank-deficient",
+            color="0.35",
+            fontsize="small",
+            ha="right",
+            va="top",
+            transform=axes[-1].transAxes,
+        )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 

@@ -21,16 +21,24 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 
-from lib.companion import figures
-from lib.companion.explorations import PICTURE_SIDE, Choice, Exploration, Found, Panel, Slider, strip
-from lib.companion.params import WORKFLOW_VARIABLE, Parameters
-from lib.errors import InputError
-from lib.training import pictures
+from skiplab.companion import figures
+from skiplab.companion.explorations import PICTURE_SIDE, Choice, Exploration, Found, Panel, Slider, strip
+from skiplab.companion.params import WORKFLOW_VARIABLE, Parameters
+from skiplab.errors import InputError
+from skiplab.training import pictures
 
 NOTEBOOK = "notebooks/07_playground.ipynb"
 DOTS = 96  # a picture's dots per inch: a browser's, so that 14 points are 14 points on a screen
-LOOK = {"font.size": 14, "axes.titlesize": 14, "axes.labelsize": 14, "xtick.labelsize": 14, "ytick.labelsize": 14,
-        "legend.fontsize": 14, "lines.linewidth": 2, "figure.constrained_layout.use": False}
+LOOK = {
+    "font.size": 14,
+    "axes.titlesize": 14,
+    "axes.labelsize": 14,
+    "xtick.labelsize": 14,
+    "ytick.labelsize": 14,
+    "legend.fontsize": 14,
+    "lines.linewidth": 2,
+    "figure.constrained_layout.use": False,
+}
 STYLE = """<style>
 .explorer {--jp-widgets-font-size: 14pt; --jp-widgets-inline-height: 36px; --jp-widgets-inline-label-width: 15em;
   font-size: 14pt; line-height: 1.4; max-width: 1180px}
@@ -42,8 +50,10 @@ STYLE = """<style>
 .explorer .command {display: block; box-sizing: border-box; width: 100%; margin-bottom: 0.3em; font-family: monospace}
 .explorer img {max-width: 100%; height: auto}
 </style>"""
-COPY = ("this.previousElementSibling.select(); document.execCommand('copy'); this.textContent = 'copied'; "
-        "setTimeout(() => this.textContent = 'copy these parameters as a papermill command', 2000)")
+COPY = (
+    "this.previousElementSibling.select(); document.execCommand('copy'); this.textContent = 'copied'; "
+    "setTimeout(() => this.textContent = 'copy these parameters as a papermill command', 2000)"
+)
 UPLOAD = "my upload"
 
 
@@ -129,15 +139,24 @@ class Explorer:
 
     def _speak(self) -> None:
         """Show the numbers or the problem, and the papermill command."""
-        lines = [("problem", self.problem)] if self.problem else [("facts", fact) for fact in self.exploration.facts(self.found)]
+        lines = (
+            [("problem", self.problem)]
+            if self.problem
+            else [("facts", fact) for fact in self.exploration.facts(self.found)]
+        )
         lines += [("notes", note) for note in self._notes()]
-        self.words.value = "<div aria-live='polite'>" + "".join(
-            f"<div class='{kind}'>{html.escape(line)}</div>" for kind, line in lines) + "</div>"
+        self.words.value = (
+            "<div aria-live='polite'>"
+            + "".join(f"<div class='{kind}'>{html.escape(line)}</div>" for kind, line in lines)
+            + "</div>"
+        )
         self.picture.layout.visibility = "hidden" if self.problem else "visible"
         command = papermill_command(self.exploration.name, self._stored_values(), self.exploration.parameters)
         text = html.escape(command, quote=True)
-        self.command.value = (f"<input class='command' readonly aria-label='papermill command' value='{text}'> "
-                              f'<button onclick="{COPY}">copy these parameters as a papermill command</button>')
+        self.command.value = (
+            f"<input class='command' readonly aria-label='papermill command' value='{text}'> "
+            f'<button onclick="{COPY}">copy these parameters as a papermill command</button>'
+        )
 
     def _stored_values(self) -> dict:
         return self.values
@@ -145,7 +164,9 @@ class Explorer:
     @property
     def instead(self) -> str:
         """Return what stands for the explorer where there is no kernel."""
-        return f"Explorer “{self.exploration.title}”: it needs a running kernel. The strip below shows some of its states."
+        return (
+            f"Explorer “{self.exploration.title}”: it needs a running kernel. The strip below shows some of its states."
+        )
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:
         """Show the widgets."""
@@ -158,8 +179,9 @@ class GrayingExplorer(Explorer):
     def __init__(self, exploration: Exploration, start: dict | None = None):
         self.upload_notes: list[str] = []
         super().__init__(exploration, start)
-        self.upload = ipywidgets.FileUpload(accept="image/*", description="your own picture",
-                                            layout={"width": "16em", "height": "40px"})
+        self.upload = ipywidgets.FileUpload(
+            accept="image/*", description="your own picture", layout={"width": "16em", "height": "40px"}
+        )
         self.upload.observe(self._uploaded, "value")
         self.box.children = (*self.box.children[:2], self.upload, *self.box.children[2:])
 
@@ -233,7 +255,9 @@ def papermill_command(name: str, values: dict, others: Mapping = {}) -> str:
     words = [".venv/bin/papermill", NOTEBOOK, "out.ipynb"]
     for parameter, value in {name: values, **others}.items():
         if isinstance(value, dict):
-            value = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
+            value = yaml.safe_dump(
+                value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+            ).strip()
         words += ["-p", parameter, str(value)]
     return shlex.join(words)
 
@@ -274,10 +298,20 @@ def _stretched(image: Image.Image) -> Image.Image:
 def _widget(control: Slider | Choice, value: object) -> ipywidgets.Widget:
     layout, style = {"width": "40em", "max_width": "100%"}, {"description_width": "15em"}
     if isinstance(control, Choice):
-        return ipywidgets.Dropdown(options=control.options, value=value, description=control.label, style=style, layout=layout)
+        return ipywidgets.Dropdown(
+            options=control.options, value=value, description=control.label, style=style, layout=layout
+        )
     kind: Callable = ipywidgets.IntSlider if isinstance(control.step, int) else ipywidgets.FloatSlider
-    return kind(min=control.low, max=control.high, step=control.step, value=value, description=control.label, style=style,
-                layout=layout, continuous_update=False)
+    return kind(
+        min=control.low,
+        max=control.high,
+        step=control.step,
+        value=value,
+        description=control.label,
+        style=style,
+        layout=layout,
+        continuous_update=False,
+    )
 
 
 def _canvas(panels: Sequence[Panel]) -> tuple[FigureCanvasAgg, list]:

@@ -1,8 +1,8 @@
 """timm models, changed as little as possible: the front door, the skip policy and the probe."""
 
-from lib.models.probe import BlockTrace, attention_maps, branch_outputs, embeddings
-from lib.models.residual import FAMILIES, SKIPS, remove_skips
-from lib.models.zoo import blocks, create_model
+from skiplab.models.probe import BlockTrace, attention_maps, branch_outputs, embeddings
+from skiplab.models.residual import FAMILIES, SKIPS, remove_skips
+from skiplab.models.zoo import blocks, create_model
 
 __all__ = [
     "FAMILIES",

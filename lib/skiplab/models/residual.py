@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from timm.models import cait, convmixer, pvt_v2, swin_transformer, vision_transformer
 from torch import Tensor, cat, nn
 
-from lib.errors import InputError, unknown
+from skiplab.errors import InputError, unknown
 
 SKIPS = ("both", "no_sab", "no_ffn", "none")
 

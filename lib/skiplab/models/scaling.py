@@ -34,8 +34,8 @@ from timm.models.cait import TalkingHeadAttn
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 
-from lib.errors import InputError, unknown
-from lib.models.residual import Family, family_of, find_blocks
+from skiplab.errors import InputError, unknown
+from skiplab.models.residual import Family, family_of, find_blocks
 
 KINDS = ("attnscale", "featscale")
 FORMS = ("released", "respecting")
@@ -63,8 +63,10 @@ def _heads(attention: nn.Module, x: Tensor) -> Tensor:
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
     if attn_mask is not None or is_causal:
-        raise InputError("AttnScale and FeatScale of a ViT average over all tokens, so attn_mask and is_causal are"
-                         " not supported (allowed: attn_mask=None, is_causal=False)")
+        raise InputError(
+            "AttnScale and FeatScale of a ViT average over all tokens, so attn_mask and is_causal are"
+            " not supported (allowed: attn_mask=None, is_causal=False)"
+        )
 
 
 class AttnScaledAttention(Attention):
@@ -262,8 +264,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, optional: t
     scaling = scaling_parameters(model)
     lacking = [name for name in missing if name in scaling]
     if 0 < len(lacking) < len(scaling):
-        raise InputError(f"the checkpoint has only {len(scaling) - len(lacking)} of the model's {len(scaling)} scaling"
-                         f" parameters (all or none must be there; first missing: {lacking[0]})")
+        raise InputError(
+            f"the checkpoint has only {len(scaling) - len(lacking)} of the model's {len(scaling)} scaling"
+            f" parameters (all or none must be there; first missing: {lacking[0]})"
+        )
     differences = {
         "missing": [name for name in missing if name not in scaling],
         "not in the model": [name for name in weights if name not in own],

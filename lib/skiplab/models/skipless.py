@@ -11,7 +11,7 @@ that the Jacobian of self-attention is well-conditioned. With weights that multi
 - The MLP's weights are Haar (semi-)orthogonal times max(√(out/in), 1).
 - Biases are zero.
 
-All of it is drawn by lib/draws.py: the same bits on every machine up to width 256, and to float64's rounding beyond.
+All of it is drawn by lib/skiplab/draws.py: the same bits on every machine up to width 256, and to float64's rounding beyond.
 
 Where the paper is silent, SkiplessInit offers the readings and notebook 06 measures them: `heads` says whether the
 heads draw a Z each ("own", the default: with one Z for all, "shared", they would all attend alike), or share out the
@@ -26,9 +26,9 @@ import torch
 from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
-from lib import draws
-from lib.errors import InputError, indivisible, unknown
-from lib.models.residual import Family, find_blocks
+from skiplab import draws
+from skiplab.errors import InputError, indivisible, unknown
+from skiplab.models.residual import Family, find_blocks
 
 HEADS = ("own", "shared", "split")
 MLPS = ("scaled", "orthogonal", "default")
@@ -61,7 +61,9 @@ class SkiplessInit:
 def check_init(family: Family, name: str) -> None:
     """Raise InputError where models of `family` have no skipless initialisation."""
     if family.name != FAMILY:
-        raise InputError(f"{name!r} is of the family {family.name}, which has no skipless initialisation (allowed: {FAMILY})")
+        raise InputError(
+            f"{name!r} is of the family {family.name}, which has no skipless initialisation (allowed: {FAMILY})"
+        )
 
 
 @torch.no_grad()
@@ -73,10 +75,14 @@ def apply_init(model: nn.Module, init: SkiplessInit) -> None:
     """
     for name, block, _ in find_blocks(model):
         attention, mlp = block.attn, block.mlp
-        plain = isinstance(attention, Attention) and isinstance(attention.q_norm, nn.Identity) and attention.gate is None
+        plain = (
+            isinstance(attention, Attention) and isinstance(attention.q_norm, nn.Identity) and attention.gate is None
+        )
         if not plain or type(mlp) is not Mlp or not isinstance(mlp.fc1, nn.Linear):
-            raise InputError(f"{name} has no skipless initialisation: it needs timm's Attention without query-key norm "
-                             f"or gate, and Mlp of linear layers; saw {type(attention).__name__} and {type(mlp).__name__}")
+            raise InputError(
+                f"{name} has no skipless initialisation: it needs timm's Attention without query-key norm "
+                f"or gate, and Mlp of linear layers; saw {type(attention).__name__} and {type(mlp).__name__}"
+            )
         _initialise_attention(attention, init)
         _initialise_mlp(mlp, init.mlp)
 

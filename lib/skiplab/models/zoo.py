@@ -1,7 +1,7 @@
 """The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
 
-Names, arguments, weights and outputs are timm's (1.0.31); see lib/models/residual.py for the skip policy. Initial weights
-are drawn from timm's distributions by lib/draws.py, so that a seed gives the same ones on every machine.
+Names, arguments, weights and outputs are timm's (1.0.31); see lib/skiplab/models/residual.py for the skip policy. Initial weights
+are drawn from timm's distributions by lib/skiplab/draws.py, so that a seed gives the same ones on every machine.
 """
 
 import difflib
@@ -12,15 +12,25 @@ import timm
 import torch
 from torch import nn
 
-from lib import draws
-from lib.errors import InputError, indivisible, unknown
-from lib.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
-from lib.models.scaling import FORMS, apply_scaling, check_scaling
-from lib.models.skipless import SkiplessInit, apply_init, check_init
+from skiplab import draws
+from skiplab.errors import InputError, indivisible, unknown
+from skiplab.models.residual import FAMILIES, Family, check_skip, find_blocks, remove_skips
+from skiplab.models.scaling import FORMS, apply_scaling, check_scaling
+from skiplab.models.skipless import SkiplessInit, apply_init, check_init
 
-
-SIZES = ("patch_size", "embed_dim", "embed_dims", "depth", "depths", "num_heads", "dim", "kernel_size", "window_size",
-         "sr_ratios", "in_chans")
+SIZES = (
+    "patch_size",
+    "embed_dim",
+    "embed_dims",
+    "depth",
+    "depths",
+    "num_heads",
+    "dim",
+    "kernel_size",
+    "window_size",
+    "sr_ratios",
+    "in_chans",
+)
 
 
 def create_model(
@@ -46,10 +56,10 @@ def create_model(
         skip: "both" leaves the timm model untouched: same state_dict, same outputs. "no_sab", "no_ffn" and "none"
             let the output of that branch replace its input in every block. ConvMixer has "both" and "none" only.
         scaling: "attnscale" or "featscale" adds the learnt scaling of Anti-Oversmoothing, at first without effect, to
-            ViT, CaiT and Swin; None adds nothing. See lib/models/scaling.py.
+            ViT, CaiT and Swin; None adds nothing. See lib/skiplab/models/scaling.py.
         scaling_form: AttnScale on Swin and CaiT: "released" as in the paper's code, or "respecting" masks and row sums.
         init: a SkiplessInit draws the weights of a ViT's blocks as Cutting the Skip does; None leaves timm's. See
-            lib/models/skipless.py.
+            lib/skiplab/models/skipless.py.
         timm_kwargs: Whatever else timm takes: `pretrained=True`, `drop_path_rate=0.1`, …
 
     Returns:
@@ -118,8 +128,10 @@ def _build(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise InputError(f"timm cannot build {name!r} from the arguments given ({given}): {reason}") from error
     if not isinstance(model, family.model):
-        raise InputError(f"with the arguments given ({given}) timm builds a {type(model).__name__} for {name!r}, not a "
-                         f"{family.model.__name__}; leave out what asks for it, such as features_only and use_naflex")
+        raise InputError(
+            f"with the arguments given ({given}) timm builds a {type(model).__name__} for {name!r}, not a "
+            f"{family.model.__name__}; leave out what asks for it, such as features_only and use_naflex"
+        )
     return model
 
 
@@ -164,8 +176,10 @@ def _check_logits(family: Family, name: str, arguments: dict[str, Any], img_size
     expected = (1, arguments["num_classes"])
     logits = _outline(family, name, arguments).eval()(image)
     if arguments["num_classes"] and tuple(logits.shape) != expected:
-        raise InputError(f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, "
-                         f"not {expected}; leave out what changes that, such as global_pool")
+        raise InputError(
+            f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, "
+            f"not {expected}; leave out what changes that, such as global_pool"
+        )
 
 
 def _outline(family: Family, name: str, arguments: dict[str, Any]) -> nn.Module:

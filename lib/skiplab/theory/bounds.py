@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.linalg import eigvals, eigvalsh, matrix_norm, svdvals, vector_norm
 
-from lib.errors import InputError, unknown
-from lib.theory.spectral import check_attention, dc, hc
+from skiplab.errors import InputError, unknown
+from skiplab.theory.spectral import check_attention, dc, hc
 
 TOLERANCE = 1e-9  # relative; what a published inequality may miss by before it counts as violated
 EPS = torch.finfo(torch.float64).eps
@@ -129,7 +129,9 @@ def skip_condition(x: Tensor, m: Tensor, form: str = "repaired") -> BoundCheck:
             "κ(M) > κ(X)²(1+‖M‖)/(1−‖M‖)": bool(_kappa(m) > _kappa(x) ** 2 * stretch),
         }
     # The bounds by κ(X) are finite by hypothesis unless X itself has no full rank, where they say nothing.
-    return _kappa_check("proposition 4.2", skipped, bound, hypotheses, x, skipped, finite=form not in ("paper", "lowers"))
+    return _kappa_check(
+        "proposition 4.2", skipped, bound, hypotheses, x, skipped, finite=form not in ("paper", "lowers")
+    )
 
 
 # --- Anti-Oversmoothing: theorem 1 and corollary 2, attention alone ---------------------------------------------------
@@ -494,7 +496,9 @@ def diagonal_rows(logits: Tensor) -> BoundCheck:
     rho = (2 * delta * (delta + (n - 1) * e / (1 + e))).sqrt()
     values = svdvals(torch.softmax(logits, dim=-1))
     kappa = values[0] / values[-1].clamp(min=1e-300)
-    return _check("skipless 1, diagonal", kappa, (1 + rho) / (1 - rho).clamp(min=0), {"ρ < 1": bool((gap > 0) & (rho < 1))})
+    return _check(
+        "skipless 1, diagonal", kappa, (1 + rho) / (1 - rho).clamp(min=0), {"ρ < 1": bool((gap > 0) & (rho < 1))}
+    )
 
 
 def dominant_term(main: Tensor, rest: Tensor) -> BoundCheck:
@@ -539,7 +543,13 @@ def _check(
 
 
 def _kappa_check(
-    name: str, right: Tensor, bound: Tensor, hypotheses: dict[str, bool], x: Tensor, *factors: Tensor, finite: bool = True
+    name: str,
+    right: Tensor,
+    bound: Tensor,
+    hypotheses: dict[str, bool],
+    x: Tensor,
+    *factors: Tensor,
+    finite: bool = True,
 ) -> BoundCheck:
     """Check κ(x @ right) ≤ bound, where `right` was computed as a product of `factors`.
 
@@ -548,7 +558,12 @@ def _kappa_check(
     """
     product = x @ right
     values = svdvals(product)
-    error = 4 * max(*x.shape, *right.shape) * EPS * math.prod(float(svdvals(factor.detach())[0]) for factor in (x, *factors))
+    error = (
+        4
+        * max(*x.shape, *right.shape)
+        * EPS
+        * math.prod(float(svdvals(factor.detach())[0]) for factor in (x, *factors))
+    )
     measured = _kappa(product)
     least = values[0] / (values[-1] + error)
     decided = bool((measured <= bound * (1 + TOLERANCE)) | (least > bound))

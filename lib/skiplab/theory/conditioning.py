@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lib.errors import InputError
+from skiplab.errors import InputError
 
 
 def singular_values(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What refutes the published statements, and a search for the worst case of any statement.
 
-Each function builds the inputs of one check of `lib.theory.bounds` for which its form "paper" is false; the docstring
+Each function builds the inputs of one check of `skiplab.theory.bounds` for which its form "paper" is false; the docstring
 says which repaired form survives. The statements are those of arXiv 2505.01996 (section 4), 2203.05962 and 2510.00345.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lib import draws
-from lib.errors import InputError
-from lib.theory.bounds import BoundCheck, stationary_distribution
-from lib.theory.spectral import dc
+from skiplab import draws
+from skiplab.errors import InputError
+from skiplab.theory.bounds import BoundCheck, stationary_distribution
+from skiplab.theory.spectral import dc
 
 
 def cubic_wide(theta: float = 1.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,7 +108,9 @@ def smoothing_despite_tau(layers: int = 48) -> Tensor:
     One layer alone has τ = 1 − 2⁻ˡ, but two make 11ᵀ/4. So Π τ → 0 is sufficient for smoothing, not necessary.
     """
     pair, identity = torch.full((2, 2), 0.5, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-    maps = torch.stack([torch.kron(identity, pair), torch.kron(pair, identity)]).repeat((layers + 1) // 2, 1, 1)[:layers]
+    maps = torch.stack([torch.kron(identity, pair), torch.kron(pair, identity)]).repeat((layers + 1) // 2, 1, 1)[
+        :layers
+    ]
     share = 0.5 ** torch.arange(1, layers + 1, dtype=torch.float64)[:, None, None]
     return (1 - share) * maps + share / 4
 
@@ -173,5 +175,7 @@ def adversarial_search(
                 tensor.grad = torch.nan_to_num(tensor.grad, 0.0, 0.0, 0.0) if tensor.grad is not None else None
             optimiser.step()
     if best is None:
-        raise InputError(f"adversarial_search saw no point where all hypotheses hold, in {restarts} restarts; change `sample`")
+        raise InputError(
+            f"adversarial_search saw no point where all hypotheses hold, in {restarts} restarts; change `sample`"
+        )
     return best

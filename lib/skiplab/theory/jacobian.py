@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lib import draws
-from lib.errors import InputError
-from lib.theory.conditioning import condition_number
+from skiplab import draws
+from skiplab.errors import InputError
+from skiplab.theory.conditioning import condition_number
 
 STEADY = 10  # steps over which a value must not move before it counts as converged
 LARGEST_DENSE = 8192  # n·d up to which K is formed: 512 MiB in float64
@@ -126,7 +126,9 @@ def jacobian_extremes(
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         y, backward = torch.func.vjp(f, x)
         if y.numel() != x.numel():
-            raise InputError(f"jacobian_extremes needs f to keep the size; saw {tuple(x.shape)} become {tuple(y.shape)}")
+            raise InputError(
+                f"jacobian_extremes needs f to keep the size; saw {tuple(x.shape)} become {tuple(y.shape)}"
+            )
         if not y.isfinite().all():
             raise InputError("jacobian_extremes needs f(x) to be finite; saw nan or inf")
         # u ↦ Kᵀ u is linear, so its own transposed derivative is v ↦ K v (torch's forward mode warns on first use).
@@ -141,7 +143,11 @@ def jacobian_extremes(
 
 
 def _lanczos(
-    forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor], start: Tensor, tolerance: float, max_steps: int
+    forward: Callable[[Tensor], Tensor],
+    backward: Callable[[Tensor], Tensor],
+    start: Tensor,
+    tolerance: float,
+    max_steps: int,
 ) -> JacobianExtremes:
     """Bidiagonalise K, given v ↦ K v and u ↦ Kᵀ u, from the left vector `start`."""
     rounding = 10 * torch.finfo(start.dtype).eps

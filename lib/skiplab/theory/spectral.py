@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm, vector_norm
 
-from lib.errors import InputError, unknown
+from skiplab.errors import InputError, unknown
 
 # How far a row of attention may sum from 1: a few roundings of the number type it was computed in.
 ROW_SUM_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -133,7 +133,9 @@ def check_attention(attn: Tensor) -> Tensor:
     worst = int((sums - 1).abs().argmax())
     seen = float(sums.flatten()[worst])
     if abs(seen - 1) > tolerance:
-        raise InputError(f"rows of attention must sum to 1 within {tolerance:g}; saw {seen:.9g} in row {worst % shape[-1]}")
+        raise InputError(
+            f"rows of attention must sum to 1 within {tolerance:g}; saw {seen:.9g} in row {worst % shape[-1]}"
+        )
     return attn
 
 

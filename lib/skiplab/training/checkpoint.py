@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from lib import files
-from lib.errors import InputError
+from skiplab import files
+from skiplab.errors import InputError
 
 
 class CorruptFile(InputError):
@@ -55,7 +55,7 @@ def _outline(state: object, tensors: dict[str, torch.Tensor]) -> object:
 
 
 def _restore(outline: dict, tensors: dict[str, torch.Tensor]) -> object:
-    (kind, content), = outline.items()
+    ((kind, content),) = outline.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":

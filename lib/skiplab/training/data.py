@@ -26,12 +26,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from lib.errors import InputError, unknown
-from lib.files import ROOT
-from lib.training import layout, pictures
-from lib.training.layout import TEST_SPLITS, TRAIN_SPLIT, count
-from lib.training.pictures import Undecodable
-from lib.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
+from skiplab.errors import InputError, unknown
+from skiplab.files import ROOT
+from skiplab.training import layout, pictures
+from skiplab.training.layout import TEST_SPLITS, TRAIN_SPLIT, count
+from skiplab.training.pictures import Undecodable
+from skiplab.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
 
 if TYPE_CHECKING:
     import datasets  # it takes half a second to import, so it is imported where it is used
@@ -71,10 +71,8 @@ SPECS = {
         repo="uoft-cs/cifar10",
         revision="0b2714987fa478483af9968de7c934580d0bb9a2",
         sha256={
-            "plain_text/train-00000-of-00001.parquet":
-                "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
-            "plain_text/test-00000-of-00001.parquet":
-                "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
+            "plain_text/train-00000-of-00001.parquet": "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
+            "plain_text/test-00000-of-00001.parquet": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
         },
     ),
     "tiny-imagenet": Spec(  # columns image, label; a few images are grey
@@ -142,7 +140,7 @@ class Split:
             augment: "none", "crop_flip" (shift by up to an eighth of the image, mirror) or, for a streamed data set
                 only, "imagenet" (random resized crop, RandAugment, random erasing) or "resized_crop" (that and mirror).
             drop_last: Leave out the last batch if it is not full.
-            shard: (rank, world): this process gets its share (`lib.transforms.augment.share`) of each batch.
+            shard: (rank, world): this process gets its share (`skiplab.transforms.augment.share`) of each batch.
             transform: What workers do to each training image (C, H, W) in the end; needs one of the last two augmentations.
 
         Raises:
@@ -152,14 +150,19 @@ class Split:
         if augment not in Streaming.augmentations:
             raise unknown("augmentation", augment, Streaming.augmentations)
         if augment not in self.augmentations:
-            raise InputError(f"augmentation {augment!r} works on streamed data sets only, and this one is held in "
-                             f"memory (allowed: {', '.join(self.augmentations)})")
+            raise InputError(
+                f"augmentation {augment!r} works on streamed data sets only, and this one is held in "
+                f"memory (allowed: {', '.join(self.augmentations)})"
+            )
         if transform and augment not in RECIPES:
-            raise InputError(f"augmentation {augment!r} leaves the workers nothing to transform (allowed: "
-                             f"{', '.join(RECIPES)}, on a streamed data set)")
+            raise InputError(
+                f"augmentation {augment!r} leaves the workers nothing to transform (allowed: "
+                f"{', '.join(RECIPES)}, on a streamed data set)"
+            )
         if train and world > 1 and (batch_size % world or not drop_last):
-            raise InputError(f"training on {world} processes needs drop_last and a batch_size that {world} divides, "
-                             f"not {batch_size}")
+            raise InputError(
+                f"training on {world} processes needs drop_last and a batch_size that {world} divides, not {batch_size}"
+            )
 
         order = torch.arange(self.num_images)
         if train:
@@ -341,8 +344,11 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
     elif name in SPECS:
         folder, source = EMBEDDED, "embedded: the first 6,000 training and 2,000 test images of Fashion-MNIST (MIT)"
         sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-        _check_hashes(folder, dict(reversed(line.split()) for line in sums),
-                      f"repair it with `git checkout -- {folder.relative_to(ROOT)}`")
+        _check_hashes(
+            folder,
+            dict(reversed(line.split()) for line in sums),
+            f"repair it with `git checkout -- {folder.relative_to(ROOT)}`",
+        )
     else:
         folder, source = Path(name), f"local folder {name}"
 
@@ -358,8 +364,9 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
         if validation:
             in_validation[_spread(train.labels, max(1, round(validation * len(in_validation))))] = True
         if in_validation.all():
-            raise InputError("a single training image leaves none to train on beside the validation split; "
-                             "at least 2 are needed")
+            raise InputError(
+                "a single training image leaves none to train on beside the validation split; at least 2 are needed"
+            )
 
         settings = [spec.img_size, spec.channels, spec.crop, spec.pad, validation, train_images, test_images, classes]
         decoder = _Decoder(spec.img_size, spec.channels, spec.crop, spec.pad)
@@ -367,16 +374,22 @@ def _load(name, local, img_size, channels, validation, train_images, test_images
             build = functools.partial(_streaming, files=[None if local else spec.revision, files])
         else:
             build = _resident
-        return ImageData(name=name if name in SPECS else folder.name, source=source, classes=tuple(classes),
-                         **build(train, test, in_validation, decoder, settings=settings))
+        return ImageData(
+            name=name if name in SPECS else folder.name,
+            source=source,
+            classes=tuple(classes),
+            **build(train, test, in_validation, decoder, settings=settings),
+        )
 
 
 def _resident(train, test, in_validation, decoder, *, settings):
     pixels = decoder.arrays([train, test])
     train_pixels, test_pixels = pixels[: len(train.labels)], pixels[len(train.labels) :]
-    parts = [(train_pixels[~in_validation], train.labels[~in_validation]),
-             (train_pixels[in_validation], train.labels[in_validation]),
-             (test_pixels, test.labels)]
+    parts = [
+        (train_pixels[~in_validation], train.labels[~in_validation]),
+        (train_pixels[in_validation], train.labels[in_validation]),
+        (test_pixels, test.labels),
+    ]
     digest = hashlib.sha256(json.dumps(settings).encode())
     for part in parts:
         for array in part:
@@ -403,8 +416,16 @@ def _streaming(train, test, in_validation, decoder, *, settings, files):
 
 def _fields(splits, shape, mean, std, digest):
     train, validation, test = splits
-    return {"train": train, "validation": validation, "test": test, "channels": shape[1], "img_size": shape[-1],
-            "mean": mean, "std": std, "digest": digest.hexdigest()}
+    return {
+        "train": train,
+        "validation": validation,
+        "test": test,
+        "channels": shape[1],
+        "img_size": shape[-1],
+        "mean": mean,
+        "std": std,
+        "digest": digest.hexdigest(),
+    }
 
 
 def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -444,8 +465,9 @@ def _hub_folder(name: str, spec: Spec) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-    fetch = functools.partial(snapshot_download, spec.repo, repo_type="dataset", revision=spec.revision,
-                              allow_patterns="*.parquet")
+    fetch = functools.partial(
+        snapshot_download, spec.repo, repo_type="dataset", revision=spec.revision, allow_patterns="*.parquet"
+    )
     with _quiet():
         try:
             folder = fetch(local_files_only=True)
@@ -454,8 +476,10 @@ def _hub_folder(name: str, spec: Spec) -> Path:
                 HfApi().dataset_info(spec.repo, revision=spec.revision, timeout=5)  # a download retries for 25 s
                 folder = fetch()
             except GatedRepoError as error:
-                raise InputError(f"{name} is gated: accept its terms at https://huggingface.co/datasets/{spec.repo} "
-                                 "and give your token (HF_TOKEN, or `hf auth login`)") from error
+                raise InputError(
+                    f"{name} is gated: accept its terms at https://huggingface.co/datasets/{spec.repo} "
+                    "and give your token (HF_TOKEN, or `hf auth login`)"
+                ) from error
             except Exception as error:  # whatever the network says, the ways out are the same
                 reason = str(error).strip().partition("\n")[0]
                 token = " with a token for this gated set (HF_TOKEN)" * spec.gated
@@ -463,7 +487,8 @@ def _hub_folder(name: str, spec: Spec) -> Path:
                     f"{name} is not in the cache and cannot be fetched from the hub ({reason}); three ways out: "
                     f"connect to the network once{token}; set HF_HOME to a cache that holds {spec.repo} at "
                     f"{spec.revision[:7]}; or use local data (a folder, {_variable(name)}=folder, or the embedded "
-                    "'fashion_mnist')") from error
+                    "'fashion_mnist')"
+                ) from error
     _check_hashes(Path(folder), spec.sha256, "delete the file and load again")
     return Path(folder)
 
@@ -522,8 +547,10 @@ def _read_images(images: list[tuple[Path, str, str]]) -> tuple[dict[str, _Rows],
     rows = {}
     for split in dict.fromkeys(split for _, split, _ in images):
         chosen = [(str(path), number[name]) for path, part, name in images if part == split]
-        records = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": path} for path, _ in chosen]},
-                                             features=datasets.Features(image=datasets.Image(decode=False)))
+        records = datasets.Dataset.from_dict(
+            {"image": [{"bytes": None, "path": path} for path, _ in chosen]},
+            features=datasets.Features(image=datasets.Image(decode=False)),
+        )
         rows[split] = _Rows(split, records, np.array([label for _, label in chosen]), np.arange(len(chosen)))
     return rows, classes
 
@@ -561,8 +588,9 @@ def _read_split(split: str, files: list[Path]) -> tuple[_Rows, list[str] | None]
     names = [_class_names(schema) for schema in schemas]
     for file, own in zip(files, names):
         if own != names[0]:
-            raise InputError(f"{file} and {files[0]} name their classes differently; write them anew with the "
-                             "same names")
+            raise InputError(
+                f"{file} and {files[0]} name their classes differently; write them anew with the same names"
+            )
     if not sum(pyarrow.parquet.read_metadata(file).num_rows for file in files):
         raise InputError(f"the split {split!r} has no rows ({', '.join(map(str, files[:3]))})")
     paths = list(map(str, files))
@@ -594,8 +622,10 @@ def _schema(file: Path) -> pa.Schema:
     labels = [name for name in schema.names if name == LABEL_COLUMN and pa.types.is_integer(schema.field(name).type)]
     if not images or not labels:
         seen = ", ".join(f"{name} ({schema.field(name).type})" for name in schema.names)
-        raise InputError(f"{file} has the columns {seen}; needed are {' or '.join(IMAGE_COLUMNS)} (struct of bytes and "
-                         f"path) and {LABEL_COLUMN} (integer)")
+        raise InputError(
+            f"{file} has the columns {seen}; needed are {' or '.join(IMAGE_COLUMNS)} (struct of bytes and "
+            f"path) and {LABEL_COLUMN} (integer)"
+        )
     return schema
 
 
@@ -611,18 +641,20 @@ def _train_and_test(rows: dict[str, _Rows], classes: list[str], spec: Spec, fold
         unlabelled = np.flatnonzero((part.labels < 0) | (part.labels >= len(classes)))
         if len(unlabelled):
             names = [part.name(place) for place in unlabelled[:3]]
-            raise InputError(f"{count(names, len(unlabelled))} without a valid label "
-                             f"(needed: 0 to {len(classes) - 1})")
+            raise InputError(f"{count(names, len(unlabelled))} without a valid label (needed: 0 to {len(classes) - 1})")
     if len(set(train.labels)) < 2:
-        raise InputError(f"{folder} has a single class in its split {TRAIN_SPLIT!r}, {classes[train.labels[0]]!r}; "
-                         "at least 2 are needed")
+        raise InputError(
+            f"{folder} has a single class in its split {TRAIN_SPLIT!r}, {classes[train.labels[0]]!r}; "
+            "at least 2 are needed"
+        )
     if test is None:
         held_out = _spread(train.labels, max(1, round(FLAT_TEST_SHARE * len(train.labels))))
         return train.select(np.delete(np.arange(len(train.labels)), held_out)), train.select(held_out)
     untrained = [classes[label] for label in sorted(set(test.labels) - set(train.labels))]
     if untrained:
-        raise InputError(f"{len(untrained)} classes of the split {test.split!r} have no training images: "
-                         f"{', '.join(untrained[:3])}")
+        raise InputError(
+            f"{len(untrained)} classes of the split {test.split!r} have no training images: {', '.join(untrained[:3])}"
+        )
     return train, test
 
 
@@ -671,8 +703,9 @@ class _Decoder:
             image = ImageOps.expand(image, self.pad)
         elif size and (width, height) != (size, size):
             scale = size / self.crop / min(width, height)
-            image = image.resize((max(size, round(scale * width)), max(size, round(scale * height))),
-                                 Image.Resampling.BICUBIC)
+            image = image.resize(
+                (max(size, round(scale * width)), max(size, round(scale * height))), Image.Resampling.BICUBIC
+            )
             left, top = (image.width - size) // 2, (image.height - size) // 2
             image = image.crop((left, top, left + size, top + size))
         return np.array(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
@@ -693,19 +726,22 @@ class _Decoder:
         grey = [stored for image, stored in zip(images, origins) if len(image) == 1]
         if 0 < len(grey) < len(images):
             names = [rows.name(place) for rows, place in grey[:3]]
-            raise InputError(f"greyscale among RGB: {count(names, len(grey))} of {len(images)}; pass channels=3 or "
-                             "channels=1")
+            raise InputError(
+                f"greyscale among RGB: {count(names, len(grey))} of {len(images)}; pass channels=3 or channels=1"
+            )
         sizes = Counter(image.shape[1:] for image in images)
         if len(sizes) > 1 or len(set(*sizes)) > 1:
             seen = ", ".join(f"{count} of {width}×{height}" for (height, width), count in sizes.most_common(3))
-            raise InputError(f"the images are not all of one square size: {seen}{', …' * (len(sizes) > 3)}; "
-                             "pass img_size")
+            raise InputError(
+                f"the images are not all of one square size: {seen}{', …' * (len(sizes) > 3)}; pass img_size"
+            )
         return np.stack(images)
 
 
 def _undecodable(names: list[str]) -> InputError:
-    return InputError(f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or "
-                      "remove them")
+    return InputError(
+        f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove them"
+    )
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:

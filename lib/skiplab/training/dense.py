@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from lib.errors import InputError, indivisible, unknown
-from lib.theory.spectral import token_similarity
-from lib.training import checkpoint, dino, loop
-from lib.training.data import ImageData
-from lib.transforms.augment import normalise
+from skiplab.errors import InputError, indivisible, unknown
+from skiplab.theory.spectral import token_similarity
+from skiplab.training import checkpoint, dino, loop
+from skiplab.training.data import ImageData
+from skiplab.transforms.augment import normalise
 
 IGNORE = 255  # of a mask: no class, and not scored
 BATCH = 64  # images
@@ -70,7 +70,7 @@ class DenseSet:
 
     def batches(self, size: int = BATCH) -> Iterator[list[Scene]]:
         for start in range(0, len(self), size):
-            yield [make() for make in self.scenes[start:start + size]]
+            yield [make() for make in self.scenes[start : start + size]]
 
 
 def compose(pixels: Tensor, labels: Tensor, count: int, *, size: int, garments: int = 3, seed: int = 0) -> DenseSet:
@@ -83,8 +83,10 @@ def compose(pixels: Tensor, labels: Tensor, count: int, *, size: int, garments: 
     side = pixels.shape[-1]
     cells = (size // side) ** 2
     if cells < garments:
-        raise InputError(f"{garments} garments of {side} pixels do not fit on a canvas of {size}: it must be at least "
-                         f"{side * math.ceil(math.sqrt(garments))}")
+        raise InputError(
+            f"{garments} garments of {side} pixels do not fit on a canvas of {size}: it must be at least "
+            f"{side * math.ceil(math.sqrt(garments))}"
+        )
     scenes = [partial(_composed, pixels, labels, index, size, garments, seed) for index in range(count)]
     return DenseSet(scenes, int(labels.max()) + 2)
 
@@ -99,8 +101,8 @@ def _composed(pixels: Tensor, labels: Tensor, index: int, size: int, garments: i
         top, left = (cell // per_row) * side + shift[0], (cell % per_row) * side + shift[1]
         garment = pixels[chosen, 0].numpy()
         shape = ndimage.binary_fill_holes(garment > 0)
-        canvas[0, top:top + side, left:left + side] = garment
-        mask[top:top + side, left:left + side][shape] = int(labels[chosen]) + 1
+        canvas[0, top : top + side, left : left + side] = garment
+        mask[top : top + side, left : left + side][shape] = int(labels[chosen]) + 1
         boxes.append(_box(shape) + np.array([left, top, left, top]))
     return Scene(canvas, mask, np.stack(boxes))
 
@@ -128,21 +130,41 @@ class Layout:
 
 SETS = {
     "voc2012": Layout(
-        "VOCdevkit/VOC2012 with JPEGImages, SegmentationClass, Annotations and ImageSets", 21, 0,
-        dict.fromkeys(("train", "test", "discovery"), "JPEGImages"), dict.fromkeys(("train", "test"), "SegmentationClass"),
-        {"train": "ImageSets/Segmentation/train.txt", "test": "ImageSets/Segmentation/val.txt",
-         "discovery": "ImageSets/Main/trainval.txt"}, "voc"),
+        "VOCdevkit/VOC2012 with JPEGImages, SegmentationClass, Annotations and ImageSets",
+        21,
+        0,
+        dict.fromkeys(("train", "test", "discovery"), "JPEGImages"),
+        dict.fromkeys(("train", "test"), "SegmentationClass"),
+        {
+            "train": "ImageSets/Segmentation/train.txt",
+            "test": "ImageSets/Segmentation/val.txt",
+            "discovery": "ImageSets/Main/trainval.txt",
+        },
+        "voc",
+    ),
     "ade20k": Layout(
-        "ADEChallengeData2016 with images/{training,validation} and annotations/{training,validation}", 150, 1,
+        "ADEChallengeData2016 with images/{training,validation} and annotations/{training,validation}",
+        150,
+        1,
         {"train": "images/training", "test": "images/validation"},
-        {"train": "annotations/training", "test": "annotations/validation"}),
+        {"train": "annotations/training", "test": "annotations/validation"},
+    ),
     "coco_stuff": Layout(
-        "images/{train2017,val2017} and annotations/{train2017,val2017} of stuffthingmaps", 182, 0,
+        "images/{train2017,val2017} and annotations/{train2017,val2017} of stuffthingmaps",
+        182,
+        0,
         {"train": "images/train2017", "test": "images/val2017"},
-        {"train": "annotations/train2017", "test": "annotations/val2017"}),
+        {"train": "annotations/train2017", "test": "annotations/val2017"},
+    ),
     "coco20k": Layout(
-        "train2014, annotations/instances_train2014.json and coco_20k_filenames.txt", 0, 0,
-        {"discovery": "train2014"}, {}, {"discovery": "coco_20k_filenames.txt"}, "coco"),
+        "train2014, annotations/instances_train2014.json and coco_20k_filenames.txt",
+        0,
+        0,
+        {"discovery": "train2014"},
+        {},
+        {"discovery": "coco_20k_filenames.txt"},
+        "coco",
+    ),
 }
 COMPOSED = "composed"
 COMPOSED_SEEDS = {"train": 0, "test": 1, "discovery": 1}
@@ -163,7 +185,9 @@ def load(name: str, split: str, *, data: ImageData, size: int, count: int = 0, c
         return compose(part.pixels, part.labels, count or 200, size=size, seed=COMPOSED_SEEDS[split])
     folder = find(name)
     tables = sorted(folder.rglob("*.parquet"))
-    found, classes = _parquet(tables, split, size, channels) if tables else _published(name, folder, split, size, channels)
+    found, classes = (
+        _parquet(tables, split, size, channels) if tables else _published(name, folder, split, size, channels)
+    )
     if count and count < len(found):
         found = [found[(2 * place + 1) * len(found) // (2 * count)] for place in range(count)]
     return DenseSet(found, classes)
@@ -178,8 +202,10 @@ def find(name: str) -> Path:
     variable = f"COMPANION_{name.upper()}"
     folder = os.environ.get(variable, "")
     if not folder:
-        raise InputError(f"{name} is not here; download it once and set {variable} to its folder ({SETS[name].about}), or "
-                         f"to one of parquet files with the columns image, mask and boxes; or use {COMPOSED!r}")
+        raise InputError(
+            f"{name} is not here; download it once and set {variable} to its folder ({SETS[name].about}), or "
+            f"to one of parquet files with the columns image, mask and boxes; or use {COMPOSED!r}"
+        )
     if not Path(folder).is_dir():
         raise InputError(f"{variable}={folder!r} is not a folder; it must be {SETS[name].about}")
     return Path(folder)
@@ -190,7 +216,11 @@ def files_digest(name: str) -> str:
     if name == COMPOSED:
         return ""
     folder = find(name)
-    listing = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in sorted(folder.rglob("*")) if path.is_file()]
+    listing = [
+        (path.relative_to(folder).as_posix(), path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16]
 
 
@@ -234,8 +264,10 @@ def _parquet(files: list[Path], split: str, size: int, channels: int) -> tuple[l
         raise InputError(f"no file {split}-*.parquet among {', '.join(file.name for file in files[:3])}")
     rows = datasets.load_dataset("parquet", data_files=wanted, split="train")
     if "image" not in rows.column_names or not {"mask", "boxes"} & set(rows.column_names):
-        raise InputError(f"{Path(wanted[0]).name} has the columns {', '.join(rows.column_names)}; needed are image, and mask "
-                         "or boxes")
+        raise InputError(
+            f"{Path(wanted[0]).name} has the columns {', '.join(rows.column_names)}; needed are image, and mask "
+            "or boxes"
+        )
     classes = 0
     if "mask" in rows.column_names:
         found = [np.unique(np.array(mask)) for mask in rows["mask"]]
@@ -317,23 +349,31 @@ class Backbone:
         maps, grid = [], images.shape[-1] // self.patch
         for scale in scales:
             side = max(1, round(scale * grid)) * self.patch
-            scaled = images if side == images.shape[-1] else functional.interpolate(
-                images, size=(side, side), mode="bicubic", antialias=True)
+            scaled = (
+                images
+                if side == images.shape[-1]
+                else functional.interpolate(images, size=(side, side), mode="bicubic", antialias=True)
+            )
             for found in self.vit.forward_intermediates(scaled, indices=layers, norm=True, intermediates_only=True):
-                maps.append(found if found.shape[-1] == grid else functional.interpolate(
-                    found, size=(grid, grid), mode="bilinear"))
+                maps.append(
+                    found
+                    if found.shape[-1] == grid
+                    else functional.interpolate(found, size=(grid, grid), mode="bilinear")
+                )
         return torch.cat(maps, dim=1)
 
     @torch.no_grad()
     def keys(self, images: Tensor) -> Tensor:
         """Return the last block's keys of the patches, all heads side by side: (B, n, d)."""
         attention, kept = self.vit.blocks[-1].attn, []
-        hook = attention.qkv.register_forward_hook(lambda module, inputs, output: kept.append(output.chunk(3, dim=-1)[1]))
+        hook = attention.qkv.register_forward_hook(
+            lambda module, inputs, output: kept.append(output.chunk(3, dim=-1)[1])
+        )
         try:
             self.vit.forward_features(images)
         finally:
             hook.remove()
-        return kept[0][:, self.vit.num_prefix_tokens:]
+        return kept[0][:, self.vit.num_prefix_tokens :]
 
 
 # --- Linear segmentation ----------------------------------------------------------------------------------------------
@@ -349,8 +389,9 @@ def class_shares(masks: Tensor, patch: int, classes: int) -> Tensor:
     return functional.avg_pool2d(one_hot.movedim(-1, 1).float(), patch)
 
 
-def fit_linear(features: Tensor, shares: Tensor, *, epochs: int, seed: int, learning_rate: float = 1e-2,
-               batch_size: int = 8) -> tuple[nn.Conv2d, float]:
+def fit_linear(
+    features: Tensor, shares: Tensor, *, epochs: int, seed: int, learning_rate: float = 1e-2, batch_size: int = 8
+) -> tuple[nn.Conv2d, float]:
     """Fit a linear classifier of patches, by AdamW and a cosine, to maps (N, d, h, w) and `class_shares`.
 
     The loss is the cross-entropy of every pixel with the prediction for its patch. Returns the layer, which takes
@@ -378,7 +419,7 @@ def fit_linear(features: Tensor, shares: Tensor, *, epochs: int, seed: int, lear
             losses.append(loss.detach())
     with torch.no_grad():
         layer.weight /= std[:, None, None]
-        layer.bias -= (layer.weight.flatten(1) @ mean)
+        layer.bias -= layer.weight.flatten(1) @ mean
     return layer, float(torch.stack(losses).mean())
 
 
@@ -388,8 +429,16 @@ def segment(layer: nn.Conv2d, features: Tensor, size: int) -> Tensor:
     return functional.interpolate(layer(features.float()), size=(size, size), mode="bilinear").argmax(dim=1)
 
 
-def linear_segmentation(backbone: Backbone, train: DenseSet, test: DenseSet, *, layers: int, scales: tuple[float, ...],
-                        epochs: int, seed: int) -> tuple[float, float, nn.Conv2d]:
+def linear_segmentation(
+    backbone: Backbone,
+    train: DenseSet,
+    test: DenseSet,
+    *,
+    layers: int,
+    scales: tuple[float, ...],
+    epochs: int,
+    seed: int,
+) -> tuple[float, float, nn.Conv2d]:
     """Fit the linear probe on `train` and return its mIoU on `test` in percent, its training loss, and the probe.
 
     mIoU is the mean over classes that the test masks or predictions contain (torchmetrics' macro average). Training
@@ -397,8 +446,13 @@ def linear_segmentation(backbone: Backbone, train: DenseSet, test: DenseSet, *, 
     """
     if not train.classes:
         raise InputError("this dense set has no masks to segment by")
-    kept = [(backbone.features(backbone.images(batch), layers, scales).half().cpu(),
-             class_shares(_masks(batch), backbone.patch, train.classes).half()) for batch in train.batches()]
+    kept = [
+        (
+            backbone.features(backbone.images(batch), layers, scales).half().cpu(),
+            class_shares(_masks(batch), backbone.patch, train.classes).half(),
+        )
+        for batch in train.batches()
+    ]
     features, shares = (torch.cat(part) for part in zip(*kept))
     layer, loss = fit_linear(features, shares, epochs=epochs, seed=seed)
     score = MulticlassJaccardIndex(train.classes, average="macro", ignore_index=IGNORE)
@@ -465,8 +519,11 @@ def discover(backbone: Backbone, scenes: list[Scene], threshold: float = 0.2) ->
 
 def corloc(backbone: Backbone, data: DenseSet, threshold: float = 0.2) -> float:
     """Return the percentage of images whose discovered box overlaps some object's box by at least half (IoU)."""
-    right = [len(scene.boxes) > 0 and overlap(box, scene.boxes).max() >= 0.5 for batch in data.batches()
-             for scene, box in zip(batch, discover(backbone, batch, threshold))]
+    right = [
+        len(scene.boxes) > 0 and overlap(box, scene.boxes).max() >= 0.5
+        for batch in data.batches()
+        for scene, box in zip(batch, discover(backbone, batch, threshold))
+    ]
     return float(100 * sum(right) / len(right))
 
 
@@ -547,7 +604,10 @@ def evaluate(config: DenseConfig, folder: Path, report: Callable[[list[dict]], N
         raise indivisible("size", config.size, "the model's patch size", backbone.patch)
     take = partial(load, data=data, size=config.size, channels=data.channels)
     if config.dense != "none":
-        train, test = take(config.dense, "train", count=config.train_scenes), take(config.dense, "test", count=config.test_scenes)
+        train, test = (
+            take(config.dense, "train", count=config.train_scenes),
+            take(config.dense, "test", count=config.test_scenes),
+        )
         probe = partial(linear_segmentation, backbone, train, test, epochs=config.epochs, seed=config.seed)
         result["miou_single"], result["final_loss"], layer = probe(layers=1, scales=(1.0,))
         if config.multiscale:

@@ -3,7 +3,7 @@
 "Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021, arXiv 2104.14294): a student sees
 large and small crops of an image and learns to say of each what a teacher says of the other large ones; the teacher is
 the student's moving average, its outputs are centred and sharpened. Heads, loss with its centre, and averaging are
-lightly's parts, around a timm ViT with any skip policy and initialisation of `lib.models`. lib/training/run.py has what
+lightly's parts, around a timm ViT with any skip policy and initialisation of `skiplab.models`. lib/skiplab/training/run.py has what
 all kinds of run share.
 """
 
@@ -21,12 +21,12 @@ from lightly.utils.scheduler import cosine_schedule
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from lib import draws
-from lib.errors import InputError, indivisible
-from lib.training import checkpoint, loop
-from lib.training.data import Split
-from lib.training.run import EVALUATION_BATCH, Run, RunConfig, build_optimizer, finite, first_broken
-from lib.transforms.multicrop import multi_crop
+from skiplab import draws
+from skiplab.errors import InputError, indivisible
+from skiplab.training import checkpoint, loop
+from skiplab.training.data import Split
+from skiplab.training.run import EVALUATION_BATCH, Run, RunConfig, build_optimizer, finite, first_broken
+from skiplab.transforms.multicrop import multi_crop
 
 NEIGHBOURS, NEIGHBOUR_TEMPERATURE = 20, 0.07  # the published k-NN classifier
 NEIGHBOUR_IMAGES = 20_000  # training images that it looks among, at most
@@ -36,7 +36,7 @@ NEIGHBOUR_IMAGES = 20_000  # training images that it looks among, at most
 class DinoConfig(RunConfig):
     """Everything that decides the numbers of one pre-training run (the run store hashes it).
 
-    The model is a ViT of `lib.models.zoo`; data, budget and recipe mean what they do in `loop.TrainConfig`; the
+    The model is a ViT of `skiplab.models.zoo`; data, budget and recipe mean what they do in `loop.TrainConfig`; the
     defaults are the published ones for a ViT-S at batch 256. Weight decay goes from `weight_decay` to
     `final_weight_decay` and the teacher's momentum from `momentum` to 1 by a cosine over all steps; the teacher's
     temperature rises from `first_temperature` to `teacher_temperature` over the share `temperature_warmup` of the
@@ -90,9 +90,20 @@ class Dino(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # lightly's head uses torch's older weight norm
             self.student, self.teacher = (
-                nn.ModuleDict({"vit": vit, "head": DINOProjectionHead(
-                    vit.embed_dim, config.hidden_dim, config.bottleneck_dim, config.outputs,
-                    freeze_last_layer=config.frozen_epochs)}) for vit in vits)
+                nn.ModuleDict(
+                    {
+                        "vit": vit,
+                        "head": DINOProjectionHead(
+                            vit.embed_dim,
+                            config.hidden_dim,
+                            config.bottleneck_dim,
+                            config.outputs,
+                            freeze_last_layer=config.frozen_epochs,
+                        ),
+                    }
+                )
+                for vit in vits
+            )
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
         self.criterion = DINOLoss(config.outputs, student_temp=config.student_temperature)
@@ -101,7 +112,9 @@ class Dino(nn.Module):
         with torch.no_grad():
             taught = _run(self.teacher, large)
         said = _run(self.student, large) + (_run(self.student, small) if small else [])
-        return self.criterion([view.float() for view in taught], [view.float() for view in said], teacher_temp=temperature)
+        return self.criterion(
+            [view.float() for view in taught], [view.float() for view in said], teacher_temp=temperature
+        )
 
     def train(self, mode: bool = True) -> "Dino":
         """Switch the student's drop path on or off; the teacher never has any."""
@@ -176,8 +189,15 @@ class _Distillation(Run):
         config = self.config
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
         losses = []
-        batches = self.data.train.batches(config.batch_size, device=self.device, seed=config.seed, epoch=epoch,
-                                          drop_last=True, train=True, shard=self.shard)
+        batches = self.data.train.batches(
+            config.batch_size,
+            device=self.device,
+            seed=config.seed,
+            epoch=epoch,
+            drop_last=True,
+            train=True,
+            shard=self.shard,
+        )
         for step, (images, _) in enumerate(batches, start=(epoch - 1) * self.steps):
             losses.append(self._step(images, step, epoch))
             if config.optimizer == "soap" and not losses[-1].isfinite():  # it decomposes its gradients
@@ -187,16 +207,27 @@ class _Distillation(Run):
         if place is not None or not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
             self.break_off(epoch, self.steps - 1 if place is None else place)
             self.net.load_state_dict(before)
-        self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
-                             "learning_rate": self.learning_rate, "temperature": self._temperature(epoch)})
+        self.history.append(
+            {
+                "epoch": epoch,
+                "train_loss": finite(losses.mean()),
+                "learning_rate": self.learning_rate,
+                "temperature": self._temperature(epoch),
+            }
+        )
 
     def finish(self) -> dict:
         teacher = self.net.teacher["vit"]
         self.store("model.safetensors", teacher.state_dict())
         found, known = self._features(self.data.validation), self._features(self.data.train, NEIGHBOUR_IMAGES)
-        return {"history": self.history, "final_loss": self.history[-1]["train_loss"], "seconds": self.seconds,
-                "validation_top1": neighbour_top1(*known, *found), "divergence": self.divergence,
-                "parameters": sum(parameter.numel() for parameter in teacher.parameters())}
+        return {
+            "history": self.history,
+            "final_loss": self.history[-1]["train_loss"],
+            "seconds": self.seconds,
+            "validation_top1": neighbour_top1(*known, *found),
+            "divergence": self.divergence,
+            "parameters": sum(parameter.numel() for parameter in teacher.parameters()),
+        }
 
     def _step(self, images: Tensor, step: int, epoch: int) -> Tensor:
         """Take one step; return its loss, NaN where the gradient is not finite and SOAP would decompose it."""
@@ -204,10 +235,19 @@ class _Distillation(Run):
         self.schedule.step_update(step)
         for index in self.decayed:
             self.optimizer.param_groups[index]["weight_decay"] = cosine_schedule(
-                step, last, config.weight_decay, config.final_weight_decay)
-        large, small = multi_crop(images, self.mean, self.std, size=self.data.img_size, local_size=config.local_size,
-                                  local_crops=config.local_crops, scale=config.global_scale, local_scale=config.local_scale,
-                                  shard=self.shard)
+                step, last, config.weight_decay, config.final_weight_decay
+            )
+        large, small = multi_crop(
+            images,
+            self.mean,
+            self.std,
+            size=self.data.img_size,
+            local_size=config.local_size,
+            local_crops=config.local_crops,
+            scale=config.global_scale,
+            local_scale=config.local_scale,
+            shard=self.shard,
+        )
         with self.autocast():
             loss = self.model(large, small, self._temperature(epoch))
         self.accelerator.backward(loss)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from lib.errors import InputError, unknown
+from skiplab.errors import InputError, unknown
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 TRAIN_SPLIT = "train"
@@ -49,8 +49,9 @@ def images(folder: Path, visible: Iterable[Path]) -> list[tuple[Path, str, str]]
     filled = {parts[:depth] for parts in found.values() for depth in range(1, len(parts))}
     empty = [str(path) for path, parts in folders.items() if len(parts) <= 1 + has_splits and parts not in filled]
     if empty:
-        raise InputError(f"{count(empty, noun='folder')} without an image ({', '.join(IMAGE_SUFFIXES)}); remove "
-                         "empty classes")
+        raise InputError(
+            f"{count(empty, noun='folder')} without an image ({', '.join(IMAGE_SUFFIXES)}); remove empty classes"
+        )
     loose = [str(path) for path, parts in found.items() if len(parts) < 2 + has_splits]
     if loose:
         raise InputError(f"{count(loose)} without a label; each must lie in a folder named after its class")
@@ -100,12 +101,17 @@ def _check_splits(folder: Path, top: list[str]) -> None:
 
 def _refuse_misspelt_splits(folder: Path, top: list[str]) -> None:
     """Refuse folders such as training and testing, which would become classes."""
-    near = {name: match[0] for name in top if (match := difflib.get_close_matches(name.lower(), SPLITS, 1, cutoff=0.7))
-            and match[0][0] == name.lower()[0]}  # rain is no train
+    near = {
+        name: match[0]
+        for name in top
+        if (match := difflib.get_close_matches(name.lower(), SPLITS, 1, cutoff=0.7)) and match[0][0] == name.lower()[0]
+    }  # rain is no train
     if TRAIN_SPLIT in near.values() and (len(set(near.values())) > 1 or len(top) == 1):
         name = next(name for name in near if near[name] == TRAIN_SPLIT)
-        raise InputError(f"{folder} has the folders {', '.join(map(repr, top[:3]))}, which look like splits, not "
-                         f"classes; rename {name!r} to {TRAIN_SPLIT!r} (allowed: {', '.join(SPLITS)})")
+        raise InputError(
+            f"{folder} has the folders {', '.join(map(repr, top[:3]))}, which look like splits, not "
+            f"classes; rename {name!r} to {TRAIN_SPLIT!r} (allowed: {', '.join(SPLITS)})"
+        )
 
 
 def _is_utf8(path: Path) -> bool:

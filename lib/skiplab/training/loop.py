@@ -2,7 +2,7 @@
 
 Built on accelerate (devices, several processes, gradient accumulation) and timm's factories (optimiser, cosine
 schedule with warm-up, EMA, mixup). It resumes exactly, and removing skips is meant to break training: what broke, and at
-which step, is recorded in the result. lib/training/run.py has what it shares with the other kinds of run.
+which step, is recorded in the result. lib/skiplab/training/run.py has what it shares with the other kinds of run.
 """
 
 import copy
@@ -18,12 +18,12 @@ from timm.loss import SoftTargetCrossEntropy
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from lib.errors import InputError
-from lib.models import probe, scaling, zoo
-from lib.theory.conditioning import condition_number, summarise_log_kappa
-from lib.training import checkpoint
-from lib.training.data import Split
-from lib.training.run import (
+from skiplab.errors import InputError
+from skiplab.models import probe, scaling, zoo
+from skiplab.theory.conditioning import condition_number, summarise_log_kappa
+from skiplab.training import checkpoint
+from skiplab.training.data import Split
+from skiplab.training.run import (
     EVALUATION_BATCH,
     PRECISIONS,
     Run,
@@ -35,9 +35,18 @@ from lib.training.run import (
     refuse_arguments,
     skipless_init,
 )
-from lib.transforms.graying import METHODS, TokenGraying
+from skiplab.transforms.graying import METHODS, TokenGraying
 
-__all__ = ["PLACES", "PRECISIONS", "TrainConfig", "block_conditions", "branch_kappas", "build_model", "dataset", "train"]
+__all__ = [
+    "PLACES",
+    "PRECISIONS",
+    "TrainConfig",
+    "block_conditions",
+    "branch_kappas",
+    "build_model",
+    "dataset",
+    "train",
+]
 
 EXPLOSION_WINDOW = 20  # steps over which the loss is averaged before it is called exploded
 EXPLOSION_FACTOR = 2.0  # times ln(classes), the loss of a constant guess
@@ -96,8 +105,15 @@ def build_model(config: TrainConfig) -> nn.Module:
     data = dataset(config)
     refuse_arguments(config, "num_classes", "img_size", "in_chans", "skip", "init")
     torch.manual_seed(config.seed)
-    model = zoo.create_model(config.model, num_classes=data.num_classes, img_size=data.img_size, skip=config.skip,
-                             init=skipless_init(config), in_chans=data.channels, **config.model_args)
+    model = zoo.create_model(
+        config.model,
+        num_classes=data.num_classes,
+        img_size=data.img_size,
+        skip=config.skip,
+        init=skipless_init(config),
+        in_chans=data.channels,
+        **config.model_args,
+    )
     blocks = zoo.blocks(model) if config.graying_blocks else []
     for index in config.graying_blocks:
         if not 0 <= index < len(blocks):
@@ -148,8 +164,13 @@ class _Run(Run):
         self.mixup = self._mixup()
         self.graying = nn.Identity()
         if config.graying != "none" and not config.graying_blocks:
-            self.graying = TokenGraying(config.graying, config.epsilon, config.graying_patch_size,
-                                        rescale=config.graying_rescale, at_evaluation=True)
+            self.graying = TokenGraying(
+                config.graying,
+                config.epsilon,
+                config.graying_patch_size,
+                rescale=config.graying_rescale,
+                at_evaluation=True,
+            )
         self.worker_graying = self.graying if config.graying_place == "workers" else None
         self.best = {}
         self.prepare(net, build_optimizer(config, net), compiled=config.compile)
@@ -169,12 +190,21 @@ class _Run(Run):
 
     def train_epoch(self, epoch: int) -> None:
         config = self.config
-        criterion = SoftTargetCrossEntropy() if self.mixup else nn.CrossEntropyLoss(
-            label_smoothing=config.label_smoothing)
+        criterion = (
+            SoftTargetCrossEntropy() if self.mixup else nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+        )
         losses, norms, block_norms = [], [], {}
         batches = self.data.train.batches(
-            config.batch_size // config.accumulation, device=self.device, seed=config.seed, epoch=epoch,
-            augment=config.augment, drop_last=True, train=True, shard=self.shard, transform=self.worker_graying)
+            config.batch_size // config.accumulation,
+            device=self.device,
+            seed=config.seed,
+            epoch=epoch,
+            augment=config.augment,
+            drop_last=True,
+            train=True,
+            shard=self.shard,
+            transform=self.worker_graying,
+        )
         for index, (images, labels) in zip(range(self.steps * config.accumulation), batches):
             step, last = divmod(index, config.accumulation)
             self.schedule.step_update((epoch - 1) * self.steps + step)
@@ -201,9 +231,13 @@ class _Run(Run):
             if (step + 1) % EXPLOSION_WINDOW == 0 and self._diverged(epoch, losses):
                 break
         self._diverged(epoch, losses)
-        row = {"epoch": epoch, "train_loss": finite(self.losses(losses).mean()),
-               "learning_rate": self.learning_rate,
-               "gradient_norm": finite(torch.stack(norms).mean()), "block_gradient_norm": block_norms}
+        row = {
+            "epoch": epoch,
+            "train_loss": finite(self.losses(losses).mean()),
+            "learning_rate": self.learning_rate,
+            "gradient_norm": finite(torch.stack(norms).mean()),
+            "block_gradient_norm": block_norms,
+        }
         row |= self._evaluate_epoch()
         if row["validation_loss"] is None and not self.divergence:  # the epoch's last step broke the weights
             self.break_off(epoch, self.steps - 1)
@@ -221,10 +255,14 @@ class _Run(Run):
         self.store("model.safetensors", self.best["weights"])
         scores = {f"test_{name}": value for name, value in best.items()}
         scores |= {f"final_test_{name}": final.get(name) for name in best} | {"final_test_top1_grayed": grayed}
-        return scores | {"history": self.history, "best_epoch": self.best["epoch"], "seconds": self.seconds,
-                         "validation_top1": self.best["top1"],
-                         "parameters": sum(parameter.numel() for parameter in self.parameters),
-                         "divergence": self.divergence or _collapse(self.history)}
+        return scores | {
+            "history": self.history,
+            "best_epoch": self.best["epoch"],
+            "seconds": self.seconds,
+            "validation_top1": self.best["top1"],
+            "parameters": sum(parameter.numel() for parameter in self.parameters),
+            "divergence": self.divergence or _collapse(self.history),
+        }
 
     def _mixup(self) -> Mixup | None:
         config = self.config
@@ -233,8 +271,12 @@ class _Run(Run):
         share = config.batch_size // config.accumulation // self.shard[1]
         if share % 2:  # timm mixes each image of a batch with another
             raise InputError(f"mixup and cutmix pair images: each process needs an even number at a time, not {share}")
-        return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.label_smoothing,
-                     num_classes=self.data.num_classes)
+        return Mixup(
+            mixup_alpha=config.mixup,
+            cutmix_alpha=config.cutmix,
+            label_smoothing=config.label_smoothing,
+            num_classes=self.data.num_classes,
+        )
 
     def _evaluated_model(self) -> nn.Module:
         return self.ema.module if self.ema else self.net
@@ -262,26 +304,32 @@ class _Run(Run):
             weights = {name: tensor.clone() for name, tensor in self._evaluated_model().state_dict().items()}
             self.best = {"epoch": self.epoch, "top1": validation["top1"], "weights": weights}
         if self.config.probe_images:
-            images, _ = next(iter(self.data.validation.batches(self.config.probe_images, device=self.device,
-                                                               train=False)))
+            images, _ = next(
+                iter(self.data.validation.batches(self.config.probe_images, device=self.device, train=False))
+            )
             row["log_kappa"] = block_conditions(self.net, images)
         return row
 
     def _block_gradient_norms(self) -> dict[str, float | None]:
-        return {name: finite(torch.stack([p.grad.norm() for p in block.parameters() if p.grad is not None]).norm())
-                for name, block in zoo.blocks(self.net)}
+        return {
+            name: finite(torch.stack([p.grad.norm() for p in block.parameters() if p.grad is not None]).norm())
+            for name, block in zoo.blocks(self.net)
+        }
 
     def _diverged(self, epoch: int, losses: list[torch.Tensor]) -> bool:
         """Record a non-finite or exploded loss, the same in all processes; return whether training must stop."""
-        window = self.losses(losses[-EXPLOSION_WINDOW * self.config.accumulation:])
+        window = self.losses(losses[-EXPLOSION_WINDOW * self.config.accumulation :])
         place = first_broken(window)
         if place is not None:
             self.break_off(epoch, (len(losses) - len(window) + place) // self.config.accumulation)
             return True
         limit = EXPLOSION_FACTOR * math.log(self.data.num_classes)
         if not self.divergence and window.mean() > limit:
-            self.divergence = {"kind": "explosion", "epoch": epoch,
-                               "step": (epoch - 1) * self.steps + (len(losses) - 1) // self.config.accumulation}
+            self.divergence = {
+                "kind": "explosion",
+                "epoch": epoch,
+                "step": (epoch - 1) * self.steps + (len(losses) - 1) // self.config.accumulation,
+            }
         return False
 
 
@@ -303,8 +351,12 @@ def branch_kappas(model: nn.Module, images: torch.Tensor) -> dict[str, dict[str,
     The model is run in float64: in float32, rounding alone makes a matrix of κ > 10⁵ look rank-deficient.
     """
     traces = probe.branch_outputs(copy.deepcopy(model).double(), images.double())
-    return {place: {trace.name: condition_number(getattr(trace, place))
-                    for trace in traces if getattr(trace, place) is not None} for place in PLACES}
+    return {
+        place: {
+            trace.name: condition_number(getattr(trace, place)) for trace in traces if getattr(trace, place) is not None
+        }
+        for place in PLACES
+    }
 
 
 def block_conditions(model: nn.Module, images: torch.Tensor) -> list[dict]:
@@ -313,8 +365,9 @@ def block_conditions(model: nn.Module, images: torch.Tensor) -> list[dict]:
     for place, kappas in branch_kappas(model, images).items():
         for index, kappa in enumerate(kappas.values()):
             summary = summarise_log_kappa(kappa)
-            rows.append({"place": place, "block": index} | summary
-                        | {"median_log_kappa": finite(summary["median_log_kappa"])})
+            rows.append(
+                {"place": place, "block": index} | summary | {"median_log_kappa": finite(summary["median_log_kappa"])}
+            )
     return rows
 
 

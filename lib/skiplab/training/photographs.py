@@ -6,8 +6,8 @@ import numpy
 import torch
 from PIL import Image
 
-from lib.errors import InputError
-from lib.files import ROOT
+from skiplab.errors import InputError
+from skiplab.files import ROOT
 
 FOLDER = ROOT / "data" / "photographs"
 

@@ -5,11 +5,18 @@ from typing import BinaryIO
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from lib.errors import InputError
+from skiplab.errors import InputError
 
 Turn = Image.Transpose
-TURNS = {2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE,
-         6: Turn.ROTATE_270, 7: Turn.TRANSVERSE, 8: Turn.ROTATE_90}  # by EXIF's orientation; 1 is upright
+TURNS = {
+    2: Turn.FLIP_LEFT_RIGHT,
+    3: Turn.ROTATE_180,
+    4: Turn.FLIP_TOP_BOTTOM,
+    5: Turn.TRANSPOSE,
+    6: Turn.ROTATE_270,
+    7: Turn.TRANSVERSE,
+    8: Turn.ROTATE_90,
+}  # by EXIF's orientation; 1 is upright
 DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "F")  # more than 8 bits a channel
 
 
@@ -34,8 +41,9 @@ def read(source: str | BinaryIO, *, draft: int | None = None) -> tuple[Image.Ima
     except UnidentifiedImageError:
         raise Undecodable("is not an image that can be read; take a PNG, JPEG, GIF, WebP, BMP or TIFF file") from None
     except Image.DecompressionBombError:
-        raise Undecodable(f"has far too many pixels; at most {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} million can be "
-                          "opened") from None
+        raise Undecodable(
+            f"has far too many pixels; at most {2 * Image.MAX_IMAGE_PIXELS / 1e6:.0f} million can be opened"
+        ) from None
     except Exception as error:  # Pillow's readers raise whatever a damaged file makes them trip over
         raise Undecodable(f"is an image, but damaged or cut short ({error})") from None
 

@@ -31,12 +31,12 @@ from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from lib.errors import InputError, unknown
-from lib.models.skipless import SkiplessInit
-from lib.training import checkpoint
-from lib.training.data import ImageData, load
-from lib.transforms.augment import share
-from lib.transforms.graying import METHODS
+from skiplab.errors import InputError, unknown
+from skiplab.models.skipless import SkiplessInit
+from skiplab.training import checkpoint
+from skiplab.training.data import ImageData, load
+from skiplab.transforms.augment import share
+from skiplab.transforms.graying import METHODS
 
 EVALUATION_BATCH = 500
 MOST_SEEDS = 2**32  # numpy takes no more
@@ -77,8 +77,13 @@ class RunConfig:
         self.check_least(seed=0, epochs=1, batch_size=1)
         if not 0 < self.validation <= 0.5:
             raise InputError(f"validation is {self.validation}; it must be a share above 0 and at most 0.5")
-        choices = {"precision": PRECISIONS, "device": ("cpu", "cuda"), "optimizer": [*list_optimizers(), "soap"],
-                   "graying": ("none", *METHODS), "graying_place": ("device", "workers")}
+        choices = {
+            "precision": PRECISIONS,
+            "device": ("cpu", "cuda"),
+            "optimizer": [*list_optimizers(), "soap"],
+            "graying": ("none", *METHODS),
+            "graying_place": ("device", "workers"),
+        }
         for name, allowed in choices.items():
             if getattr(self, name, None) not in (None, *allowed):
                 raise unknown(name, getattr(self, name), allowed)
@@ -95,8 +100,10 @@ class RunConfig:
             name, kind, value = declared.name, declared.type, getattr(self, declared.name)
             allowed = int | float if kind is float else kind
             if not isinstance(value, allowed) or isinstance(value, bool) and kind is not bool:
-                raise InputError(f"{name} is {value!r}, a {type(value).__name__}; it must be of type "
-                                 f"{getattr(kind, '__name__', kind)}")
+                raise InputError(
+                    f"{name} is {value!r}, a {type(value).__name__}; it must be of type "
+                    f"{getattr(kind, '__name__', kind)}"
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{name} is {value}; it must be a finite number")
             if name in NON_NEGATIVE and value < 0:
@@ -117,8 +124,14 @@ class RunConfig:
 
 def dataset(config: RunConfig) -> ImageData:
     """Load the data that `config` names."""
-    return load(config.data, img_size=config.img_size, channels=config.channels, validation=config.validation,
-                train_images=config.train_images, test_images=config.test_images)
+    return load(
+        config.data,
+        img_size=config.img_size,
+        channels=config.channels,
+        validation=config.validation,
+        train_images=config.train_images,
+        test_images=config.test_images,
+    )
 
 
 def refuse_arguments(config: RunConfig, *decided: str) -> None:
@@ -179,8 +192,10 @@ def _check_optimizer(name: str) -> None:
     except Exception as error:  # whatever the many optimisers raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if reason:
-        raise InputError(f"optimizer {name!r} cannot be used: its state must go through a checkpoint and back "
-                         f"({reason}); take another one, such as 'adamw'")
+        raise InputError(
+            f"optimizer {name!r} cannot be used: its state must go through a checkpoint and back "
+            f"({reason}); take another one, such as 'adamw'"
+        )
 
 
 def _tiny_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -194,8 +209,10 @@ def _check_environment() -> None:
     """Raise InputError where accelerate is told to split a model over devices, which runs here do not."""
     for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"):
         if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
-            raise InputError(f"ACCELERATE_USE_{name} is set; a run here is computed by data parallelism only: unset it, or "
-                             "choose multi-GPU in accelerate's configuration")
+            raise InputError(
+                f"ACCELERATE_USE_{name} is set; a run here is computed by data parallelism only: unset it, or "
+                "choose multi-GPU in accelerate's configuration"
+            )
 
 
 class Run(abc.ABC):
@@ -213,11 +230,14 @@ class Run(abc.ABC):
         self.config, self.folder, self.data = config, folder, dataset(config)
         steps = GradientAccumulationPlugin(num_steps=getattr(config, "accumulation", 1))
         # Said in full: what is left out accelerate takes from the environment, which no run's hash knows.
-        self.accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no", dynamo_backend="no",
-                                       gradient_accumulation_plugin=steps)
+        self.accelerator = Accelerator(
+            cpu=config.device == "cpu", mixed_precision="no", dynamo_backend="no", gradient_accumulation_plugin=steps
+        )
         self.device = self.accelerator.device
         if self.device.type != config.device:
-            raise InputError(f"this process already computes on {self.device.type}; restart the kernel to use {config.device}")
+            raise InputError(
+                f"this process already computes on {self.device.type}; restart the kernel to use {config.device}"
+            )
         self.shard = (self.accelerator.process_index, self.accelerator.num_processes)
         self.steps = self.data.train.num_images // config.batch_size
         if not self.steps:
@@ -230,8 +250,13 @@ class Run(abc.ABC):
         if self.shard[1] > 1:
             _share_drop_path(net, self.shard)
         self.net, self.optimizer, self.parameters = net, optimizer, list(net.parameters())
-        self.schedule = CosineLRScheduler(optimizer, t_initial=updates, lr_min=getattr(config, "minimum_learning_rate", 0.0),
-                                          warmup_t=round(config.warmup * updates), t_in_epochs=False)
+        self.schedule = CosineLRScheduler(
+            optimizer,
+            t_initial=updates,
+            lr_min=getattr(config, "minimum_learning_rate", 0.0),
+            warmup_t=round(config.warmup * updates),
+            t_in_epochs=False,
+        )
         self.model = self.accelerator.prepare(torch.compile(net) if compiled else net)
         saved = self.folder / "checkpoint.safetensors"
         if saved.exists():
@@ -287,10 +312,19 @@ class Run(abc.ABC):
         # Rounding depends on strides and alignment: go on with the tensors laid out as a resumed run will find them.
         for parameter, state in self.optimizer.state.items():
             self.optimizer.state[parameter] = _laid_out_anew(state)
-        self.store("checkpoint.safetensors", {
-            "config": asdict(self.config), "epoch": self.epoch, "history": self.history, "divergence": self.divergence,
-            "seconds": self.seconds, "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
-            | {name: getattr(self, name) for name in self.kept})
+        self.store(
+            "checkpoint.safetensors",
+            {
+                "config": asdict(self.config),
+                "epoch": self.epoch,
+                "history": self.history,
+                "divergence": self.divergence,
+                "seconds": self.seconds,
+                "model": self.net.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
+            | {name: getattr(self, name) for name in self.kept},
+        )
         self.accelerator.wait_for_everyone()
 
     def store(self, name: str, state: object) -> None:

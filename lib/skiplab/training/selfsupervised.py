@@ -3,7 +3,7 @@
 "Masked Autoencoders Are Scalable Vision Learners" (He et al., CVPR 2022, arXiv 2111.06377): hide most patches, encode
 the others, let a small decoder predict the pixels of the hidden ones, each patch normalised. Encoder and decoder are
 lightly's parts around a timm ViT. `loop.train` fine-tunes the encoder where its `initial` names the pre-training run.
-lib/training/run.py has what both kinds of run share.
+lib/skiplab/training/run.py has what both kinds of run share.
 """
 
 import math
@@ -18,10 +18,10 @@ from lightly.models.utils import get_at_index, normalize_mean_var, repeat_token,
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from lib import draws
-from lib.errors import InputError
-from lib.models import zoo
-from lib.training.run import (
+from skiplab import draws
+from skiplab.errors import InputError
+from skiplab.models import zoo
+from skiplab.training.run import (
     EVALUATION_BATCH,
     Run,
     RunConfig,
@@ -32,15 +32,15 @@ from lib.training.run import (
     refuse_arguments,
     seed_everything,
 )
-from lib.transforms.augment import share
-from lib.transforms.graying import TokenGraying, patchify
+from skiplab.transforms.augment import share
+from skiplab.transforms.graying import TokenGraying, patchify
 
 
 @dataclass(frozen=True)
 class MaeConfig(RunConfig):
     """Everything that decides the numbers of one pre-training run (the run store hashes it).
 
-    The model is a ViT of `lib.models.zoo`; recipe and graying mean what they do in `loop.TrainConfig`.
+    The model is a ViT of `skiplab.models.zoo`; recipe and graying mean what they do in `loop.TrainConfig`.
     `mask_ratio` is the share of patches hidden. `graying` is Token Graying's method on the whole image that the encoder
     sees part of; the pixels to predict are those of the original image: the paper does not say, and so the task is the
     same with and without it. Raises InputError for a value out of its range.
@@ -63,8 +63,10 @@ class MaeConfig(RunConfig):
         if not 0 < self.mask_ratio < 1:
             raise InputError(f"mask_ratio is {self.mask_ratio}; it must lie between 0 and 1")
         if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
-            raise InputError(f"decoder_dim is {self.decoder_dim}; 4 (for its position code) and decoder_heads "
-                             f"({self.decoder_heads}) must divide it")
+            raise InputError(
+                f"decoder_dim is {self.decoder_dim}; 4 (for its position code) and decoder_heads "
+                f"({self.decoder_heads}) must divide it"
+            )
 
 
 class MaskedAutoencoder(nn.Module):
@@ -80,8 +82,12 @@ class MaskedAutoencoder(nn.Module):
         self.encoder.mask_token.requires_grad_(False)  # the encoder never sees a hidden patch
         self.embed = nn.Linear(vit.embed_dim, config.decoder_dim)
         self.decoder = MaskedVisionTransformerDecoderTIMM(
-            vit.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads,
-            num_prefix_tokens=vit.num_prefix_tokens)
+            vit.patch_embed.num_patches,
+            config.decoder_dim,
+            config.decoder_depth,
+            config.decoder_heads,
+            num_prefix_tokens=vit.num_prefix_tokens,
+        )
         for code in (vit.pos_embed, self.decoder.pos_embed):
             code.data[0, 1:] = position_code(code.shape[1] - 1, code.shape[2])
         self.predict = nn.Linear(config.decoder_dim, channels * self.patch_size**2)
@@ -99,8 +105,11 @@ class MaskedAutoencoder(nn.Module):
 
     def initial_weights(self) -> dict[str, Tensor]:
         """Return the encoder's weights that fine-tuning starts from: all but the head and the norm before it."""
-        return {name: tensor for name, tensor in self.encoder.vit.state_dict().items()
-                if not name.startswith(("head.", "norm.", "fc_norm."))}
+        return {
+            name: tensor
+            for name, tensor in self.encoder.vit.state_dict().items()
+            if not name.startswith(("head.", "norm.", "fc_norm."))
+        }
 
 
 def position_code(count: int, dim: int) -> Tensor:
@@ -135,7 +144,9 @@ def build_model(config: MaeConfig, shard: tuple[int, int] = (0, 1)) -> MaskedAut
     refuse_arguments(config, "num_classes", "img_size", "in_chans")
     torch.manual_seed(config.seed)
     # Pooling and drop path are fine-tuning's: the decoder reads every token, normalised, which pooling would leave out.
-    arguments = {name: value for name, value in config.model_args.items() if name not in ("global_pool", "drop_path_rate")}
+    arguments = {
+        name: value for name, value in config.model_args.items() if name not in ("global_pool", "drop_path_rate")
+    }
     vit = zoo.create_model(config.model, num_classes=0, img_size=data.img_size, in_chans=data.channels, **arguments)
     if not isinstance(vit, VisionTransformer) or vit.num_prefix_tokens != 1:
         raise InputError(f"{config.model} cannot be a masked autoencoder's encoder: it is no ViT with a class token")
@@ -165,8 +176,9 @@ class _Pretraining(Run):
         net = build_model(config, self.shard).to(self.device)
         self.graying = nn.Identity()
         if config.graying != "none":
-            self.graying = TokenGraying(config.graying, config.epsilon, net.patch_size, rescale=config.graying_rescale,
-                                        at_evaluation=True)
+            self.graying = TokenGraying(
+                config.graying, config.epsilon, net.patch_size, rescale=config.graying_rescale, at_evaluation=True
+            )
         self.prepare(net, build_optimizer(config, net, betas=(0.9, 0.95)))
 
     def train_epoch(self, epoch: int) -> None:
@@ -174,8 +186,15 @@ class _Pretraining(Run):
         before = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
         losses, size = [], config.batch_size // config.accumulation
         batches = self.data.train.batches(
-            size, device=self.device, seed=config.seed, epoch=epoch,
-            augment=config.augment, drop_last=True, train=True, shard=self.shard)
+            size,
+            device=self.device,
+            seed=config.seed,
+            epoch=epoch,
+            augment=config.augment,
+            drop_last=True,
+            train=True,
+            shard=self.shard,
+        )
         for index, (images, _) in zip(range(self.steps * config.accumulation), batches):
             self.schedule.step_update((epoch - 1) * self.steps + index // config.accumulation)
             with self.accelerator.accumulate(self.model):
@@ -192,13 +211,24 @@ class _Pretraining(Run):
             self.break_off(epoch, self.steps - 1 if place is None else place // config.accumulation)
             self.net.load_state_dict(before)
             validation = self._validation_loss()
-        self.history.append({"epoch": epoch, "train_loss": finite(losses.mean()),
-                             "learning_rate": self.learning_rate, "validation_loss": validation})
+        self.history.append(
+            {
+                "epoch": epoch,
+                "train_loss": finite(losses.mean()),
+                "learning_rate": self.learning_rate,
+                "validation_loss": validation,
+            }
+        )
 
     def finish(self) -> dict:
         self.store("model.safetensors", self.net.initial_weights())
-        return {"history": self.history, "final_loss": self.history[-1]["validation_loss"], "seconds": self.seconds,
-                "divergence": self.divergence, "parameters": sum(p.numel() for p in self.net.parameters())}
+        return {
+            "history": self.history,
+            "final_loss": self.history[-1]["validation_loss"],
+            "seconds": self.seconds,
+            "divergence": self.divergence,
+            "parameters": sum(p.numel() for p in self.net.parameters()),
+        }
 
     def _loss(self, images: Tensor, count: int) -> Tensor:
         with self.autocast():

@@ -31,7 +31,7 @@ def share(batch: Tensor, shard: tuple[int, int]) -> Tensor:
     (rank, world), half = shard, len(batch) // 2
     if len(batch) % (2 * world):
         return batch[rank::world]
-    return torch.cat([batch[rank:half:world], batch[half - 1 - rank + world::world]])
+    return torch.cat([batch[rank:half:world], batch[half - 1 - rank + world :: world]])
 
 
 def draw_crop_flip(count: int, *, padding: int, generator: torch.Generator) -> Tensor:
@@ -66,6 +66,8 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.float().mul_(scale[:, None, None]).add_(shift[:, None, None])
 
 
-def imagenet_transform(recipe: str, img_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Tensor]:
+def imagenet_transform(
+    recipe: str, img_size: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Callable[..., Tensor]:
     """Return timm's training transform with one of RECIPES, from an RGB PIL image to a normalised (3, img_size, img_size)."""
     return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPES[recipe])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lib.errors import InputError, indivisible, unknown
+from skiplab.errors import InputError, indivisible, unknown
 
 DCT_FLOOR = 1e-12  # magnitudes up to this share of the largest are float64 rounding
 TINY = torch.finfo(torch.float64).tiny  # stands for the largest value of an image of zeros, to divide by

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lib import draws
-from lib.transforms.augment import share
+from skiplab import draws
+from skiplab.transforms.augment import share
 
 JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}  # of 1, and of a full turn
 JITTERED, GREY, SOLARISED = 0.8, 0.2, 0.2  # shares of the views
@@ -24,14 +24,24 @@ LUMA = (0.299, 0.587, 0.114)
 Draw = Callable[[float, float], Tensor]  # a uniform number between two for each image, (B,)
 
 
-def multi_crop(images: Tensor, mean: Tensor, std: Tensor, *, size: int, local_size: int, local_crops: int,
-               scale: tuple[float, float], local_scale: tuple[float, float],
-               shard: tuple[int, int] = (0, 1)) -> tuple[list[Tensor], list[Tensor]]:
+def multi_crop(
+    images: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    *,
+    size: int,
+    local_size: int,
+    local_crops: int,
+    scale: tuple[float, float],
+    local_scale: tuple[float, float],
+    shard: tuple[int, int] = (0, 1),
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return two large views (B, C, size, size) and `local_crops` small ones of normalised images (B, C, H, W).
 
     `mean` and `std` (C,) are those of the normalisation; scales are ranges of the share of the image's area. Where the
     images are a process's share of a batch (`shard` = rank, world), they get the views that they have in the whole batch.
     """
+
     def draw(low: float, high: float) -> Tensor:
         return share(draws.uniform(len(images) * shard[1], low=low, high=high).float(), shard)
 
@@ -52,7 +62,9 @@ def random_crop(images: Tensor, size: int, scale: tuple[float, float], draw: Dra
     return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-def _view(images: Tensor, mean: Tensor, std: Tensor, size: int, scale: tuple[float, float], kind: str, draw: Draw) -> Tensor:
+def _view(
+    images: Tensor, mean: Tensor, std: Tensor, size: int, scale: tuple[float, float], kind: str, draw: Draw
+) -> Tensor:
     mean, std = mean[:, None, None], std[:, None, None]
     pixels = (random_crop(images, size, scale, draw) * std + mean).clamp(0, 1)
     pixels = _some(pixels, JITTERED, _jitter(pixels, draw), draw)
@@ -77,6 +89,7 @@ def _luma(pixels: Tensor) -> Tensor:
 
 def _jitter(pixels: Tensor, draw: Draw) -> Tensor:
     """Change brightness, contrast and, of colour images, saturation and hue."""
+
     def factor(name: str) -> Tensor:
         return draw(1 - JITTER[name], 1 + JITTER[name]).to(pixels)[:, None, None, None]
 
@@ -89,8 +102,11 @@ def _jitter(pixels: Tensor, draw: Draw) -> Tensor:
     colour = (pixels - grey) * factor("saturation")
     angle = 2 * math.pi * (factor("hue") - 1)
     axis = torch.full_like(colour, 1 / math.sqrt(3))
-    turned = (colour * angle.cos() + torch.linalg.cross(axis, colour, dim=1) * angle.sin()
-              + axis * (axis * colour).sum(dim=1, keepdim=True) * (1 - angle.cos()))  # Rodrigues' formula
+    turned = (
+        colour * angle.cos()
+        + torch.linalg.cross(axis, colour, dim=1) * angle.sin()
+        + axis * (axis * colour).sum(dim=1, keepdim=True) * (1 - angle.cos())
+    )  # Rodrigues' formula
     return (grey + turned).clamp(0, 1)
 
 
