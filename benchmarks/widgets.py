@@ -16,6 +16,10 @@ from jupyter_client.manager import start_new_kernel
 
 from skiplab.companion import explorations, figures, widgets
 from skiplab.companion.fingerprint import notebook_path
+from skiplab.studies.bounds import explorer as bounds_explorer
+from skiplab.studies.playground import explorers
+from skiplab.studies.skip_removal import explorer as skip_removal_explorer
+from skiplab.studies.skipless import explorer as skipless_explorer
 
 OPENINGS = 3
 
@@ -29,10 +33,10 @@ def callbacks(exploration: explorations.Exploration) -> tuple[list[float], list[
             if value == explorer.controls[name].value:
                 continue
             for cached in (
-                explorations._filter,
-                explorations._branch,
-                explorations._initial,
-                explorations._unit_logits,
+                explorer.attention_map,
+                skip_removal_explorer._branch,
+                skipless_explorer._initial,
+                bounds_explorer._unit_logits,
             ):
                 cached.cache_clear()
             start, cpu = time.perf_counter(), time.thread_time()
@@ -76,7 +80,7 @@ def main() -> None:
         "| explorer | moves | median (ms) | worst (ms) | median elapsed (ms) | worst elapsed (ms) |\n"
         "|---|---|---|---|---|---|"
     )
-    for exploration in explorations.EXPLORATIONS.values():
+    for exploration in explorers.EXPLORATIONS.values():
         exploration.find()  # imports and photographs
         processor, elapsed = callbacks(exploration)
         print(

@@ -10,6 +10,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", OMP_NUM_THRE
 import pytest
 import torch
 from hypothesis import settings
+
 from skiplab import files
 
 torch.set_num_threads(1)

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+
 from skiplab.training import checkpoint
 from skiplab.training.run import Run
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rounding import roundoff
 from skiplab.errors import InputError
 from skiplab.theory import bounds, counterexamples

@@ -22,9 +22,11 @@ from functools import partial
 import numpy
 import pytest
 from PIL import Image
+
 from skiplab import files
 from skiplab.companion import explorations, params, widgets
 from skiplab.errors import InputError
+from skiplab.studies.playground import explorers
 from test_site import built  # noqa: F401, a fixture
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -211,10 +213,10 @@ def move(explorer, label, control):
         yield type(control.step)(value)
 
 
-@pytest.mark.parametrize("name", explorations.EXPLORATIONS)
+@pytest.mark.parametrize("name", explorers.EXPLORATIONS)
 def test_every_control_at_both_ends_and_the_middle(opened, name):
     where, page, _ = opened
-    exploration = explorations.EXPLORATIONS[name]
+    exploration = explorers.EXPLORATIONS[name]
     explorer = page.locator(f".explorer-{name}")
     explorer.scroll_into_view_if_needed()
     start = exploration.values(params.stored_declarations("07_playground")[name].default)

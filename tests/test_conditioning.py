@@ -12,6 +12,7 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rounding import roundoff
 from skiplab.errors import InputError
 from skiplab.theory.conditioning import condition_number, effective_rank, singular_values, summarise_log_kappa

@@ -4,13 +4,13 @@ import dataclasses
 import json
 
 import pytest
+
 import test_dino
 import test_selfsupervised
 from skiplab.companion import fingerprint, runs
 from skiplab.errors import InputError
 from skiplab.training import dino, loop, selfsupervised
 from test_loop import TINY, but
-
 from workflow import costs
 
 RATE = {"teraflops": 1e-12, "step": 0.0}  # seconds are FLOPs

@@ -16,9 +16,10 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
-import standin
 import torch
 from PIL import Image, ImageOps
+
+import standin
 from skiplab.companion import widgets
 from skiplab.errors import InputError
 from skiplab.training import data, pictures

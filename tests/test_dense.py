@@ -9,10 +9,11 @@ import math
 import numpy as np
 import pytest
 import scipy.linalg
-import standin
 import torch
-from rounding import roundoff
 from scipy import ndimage
+
+import standin
+from rounding import roundoff
 from skiplab.companion import runs
 from skiplab.errors import InputError
 from skiplab.training import dense, dino, loop

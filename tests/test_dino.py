@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+
 from interruption import equal, interrupted, weights
 from skiplab.companion import runs
 from skiplab.errors import InputError

@@ -8,12 +8,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+
 import test_dino
 import test_selfsupervised
-import torch
 from interruption import interrupted, weights
-from skiplab.companion import replay, runs
+from skiplab.companion import runs
 from skiplab.errors import InputError
+from skiplab.studies.playground import replay
 from skiplab.training import dino, loop, selfsupervised
 from test_loop import TINY
 

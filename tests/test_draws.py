@@ -11,6 +11,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from skiplab import draws
 
 UNIT = np.finfo(float).eps / 2

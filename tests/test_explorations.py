@@ -8,10 +8,17 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from skiplab.companion import explorations, figures, replay
-from skiplab.companion.explorations import EXPLORATIONS, Panel, Slider
+
+from skiplab.companion import explorations, figures
+from skiplab.companion.explorations import Panel, Slider
 from skiplab.companion.fingerprint import notebook_code_cells
 from skiplab.errors import InputError
+from skiplab.studies.bounds import explorer
+from skiplab.studies.playground import replay
+from skiplab.studies.playground.explorers import EXPLORATIONS
+from skiplab.studies.skip_removal import explorer as skip_removal_explorer
+from skiplab.studies.skipless import explorer as skipless_explorer
+from skiplab.studies.token_graying import explorer as token_graying_explorer
 from skiplab.theory.spectral import hc
 from skiplab.transforms.graying import patchify
 
@@ -74,7 +81,7 @@ def check_bound(found, state):
     assert found.guaranteed == (found.bound < 1)
     assert (found.decay[1:] <= found.bound * found.decay[:-1] * (1 + 1e-9) + 1e-12).all()
     assert found.guaranteed or state["norm"] >= state["tokens"] ** -0.5
-    said = " ".join(explorations.bound_facts(found))
+    said = " ".join(explorer.bound_facts(found))
     assert ("says nothing here" in said) != found.guaranteed != ("guaranteed" not in said)
 
 
@@ -90,7 +97,7 @@ def check_skipless(found, state):
     for name in ("skipless", "usual"):
         assert found.maps[name].sum(dim=1).numpy() == pytest.approx(1)
         assert found.kappas[name] >= 1 and 0 <= found.diagonal[name] <= 1
-    again = explorations.skipless(**state | {"c": 1.0})
+    again = skipless_explorer.skipless(**state | {"c": 1.0})
     assert found.spectra["skipless"].numpy() == pytest.approx(
         state["c"] ** 2 * again.spectra["skipless"].numpy(), rel=1e-6, abs=1e-12
     )
@@ -141,8 +148,8 @@ def test_a_large_beta_makes_attention_nearly_the_identity():
 
 def test_a_picture_of_one_colour_has_infinite_kappa_in_words():
     pixels = torch.full((3, 128, 128), 77, dtype=torch.uint8)
-    found = explorations.graying("astronaut", 0.5, 16, pixels)
-    assert math.isinf(found.kappas[0]) and "infinite" in explorations.graying_facts(found)[0]
+    found = token_graying_explorer.graying("astronaut", 0.5, 16, pixels)
+    assert math.isinf(found.kappas[0]) and "infinite" in token_graying_explorer.graying_facts(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -203,11 +210,12 @@ def test_a_band_is_drawn_with_its_words():
 
 def test_infinite_kappa_is_called_so_by_all():
     assert (
-        "κ(SA(X)) = infinite" in explorations.skip_strength_facts(EXPLORATIONS["skip_strength"].find(sharpness=0.0))[0]
+        "κ(SA(X)) = infinite"
+        in skip_removal_explorer.skip_strength_facts(EXPLORATIONS["skip_strength"].find(sharpness=0.0))[0]
     )
     found = EXPLORATIONS["skipless"].find()
     found.kappas["usual"] = math.inf
-    assert "usual infinite" in explorations.skipless_facts(found)[0]
+    assert "usual infinite" in skipless_explorer.skipless_facts(found)[0]
 
 
 # --- The exercises of notebook 07 -------------------------------------------------------------------------------------

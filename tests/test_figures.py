@@ -7,6 +7,7 @@ import matplotlib
 import pandas
 import pytest
 from PIL import Image
+
 from skiplab import files
 from skiplab.companion import figures, fingerprint
 from skiplab.companion.params import Parameters

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+
 from skiplab.companion import fingerprint, provenance
 
 SOURCE = '''"""What this is for."""

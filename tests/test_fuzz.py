@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
 from skiplab.companion import ledger, params
 from skiplab.errors import InputError
 from skiplab.training import checkpoint, data

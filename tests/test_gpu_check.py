@@ -7,10 +7,10 @@ import json
 import pandas
 import pytest
 import torch
+
 from skiplab.companion import ledger
 from skiplab.errors import InputError
 from skiplab.training import loop
-
 from workflow import costs, gpu_check
 
 CPU = torch.device("cpu")

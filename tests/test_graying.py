@@ -11,6 +11,7 @@ import scipy.fft
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from skiplab.errors import InputError
 from skiplab.training.photographs import photographs as embedded_photographs
 from skiplab.transforms import graying

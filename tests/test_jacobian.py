@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from skiplab.errors import InputError
 from skiplab.theory import jacobian
 

@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
+
 from skiplab import files
 from skiplab.companion import fingerprint
 from skiplab.errors import InputError
-
 from workflow import __main__ as command
 from workflow import jobs
 

@@ -7,12 +7,17 @@ import pandas
 import pytest
 import timm
 import torch
-from skiplab.companion import fingerprint, layers, params
+from timm.models.vision_transformer import VisionTransformer
+
+from skiplab.companion import fingerprint, params
 from skiplab.errors import InputError
-from skiplab.models import probe
+from skiplab.models import matrices, probe
+from skiplab.studies import subjects
+from skiplab.studies.bounds import layers as bounds_layers
+from skiplab.studies.low_pass import layers
+from skiplab.theory import spectral
 from skiplab.theory.spectral import hc, low_pass_share
 from skiplab.training import loop
-from timm.models.vision_transformer import VisionTransformer
 
 IMAGES = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -36,16 +41,16 @@ def model(request):
 
 
 def test_weights_and_logits_give_the_blocks_own_output(model):
-    blocks, x = layers.exact(model, IMAGES)
+    blocks, x = matrices.exact(model, IMAGES)
     for block in blocks:
-        w, z = layers.weights(block), block.norm1(x)
-        maps = torch.softmax(layers.logits(block, z), dim=-1)
+        w, z = matrices.weights(block), block.norm1(x)
+        maps = torch.softmax(matrices.logits(block, z), dim=-1)
         values = (z @ w.w_v).unflatten(-1, (w.heads, -1)).transpose(1, 2)
         output = (maps @ values).transpose(1, 2).flatten(2) @ w.w_o
-        difference = layers.sab(block, x) - output  # the biases, the same for every token
+        difference = matrices.sab(block, x) - output  # the biases, the same for every token
         torch.testing.assert_close(hc(difference), torch.zeros_like(difference), atol=1e-10, rtol=0)
         inner = torch.nn.functional.gelu(block.norm2(x) @ w.w_up + w.b_up) @ w.w_down
-        difference = layers.ffn(block, x) - inner
+        difference = matrices.ffn(block, x) - inner
         torch.testing.assert_close(hc(difference), torch.zeros_like(difference), atol=1e-10, rtol=0)
         assert torch.equal(torch.cat([w.head(head)[2] for head in range(3)], dim=1), w.w_v)
         x = block(x)
@@ -60,7 +65,7 @@ def test_the_model_itself_is_left_alone(model):
 def test_hc_by_layer_ends_in_the_models_own_tokens(model):
     table = layers.hc_by_layer(model, IMAGES)
     assert len(table) == len(layers.VARIANTS) * 4 * 3 and not table[["above", "above_accumulated"]].any(axis=None)
-    blocks, x = layers.exact(model, IMAGES)
+    blocks, x = matrices.exact(model, IMAGES)
     first = x
     for block in blocks:
         x = block(x)
@@ -97,7 +102,7 @@ def test_spectra_and_shares(model):
     stacked = layers.stacked(maps)
     expected = maps[1].double().mean(dim=1) @ maps[0].double().mean(dim=1)
     torch.testing.assert_close(stacked[1], expected, atol=1e-6, rtol=0)
-    assert len(layers.bands(17)) == 9 and layers.bands(16)[-1] == 0.5
+    assert len(spectral.bands(17)) == 9 and spectral.bands(16)[-1] == 0.5
 
 
 def test_similarities_and_logits(model):
@@ -110,10 +115,10 @@ def test_similarities_and_logits(model):
 
 
 def test_checks_of_a_model_never_refute_a_repaired_statement(model):
-    checks = layers.check_model(model, IMAGES[:2])
+    checks = bounds_layers.check_model(model, IMAGES[:2])
     repaired = checks[~checks.claim.str.contains("as_stated|lambda2|block")]
     assert not repaired.holds.isin([False]).any()
-    failed = layers.failed_hypotheses(checks)
+    failed = bounds_layers.failed_hypotheses(checks)
     assert failed["fails in % of cases"].between(1, 100).all()
     square = failed[(failed.claim == "asa.ffn.repaired") & (failed.hypothesis == "weights square")]
     assert square["fails in % of cases"].item() == 100
@@ -149,13 +154,13 @@ def small(**arguments):
 )
 def test_blocks_that_the_theorems_are_not_about_are_refused_before_training(arguments, part):
     with pytest.raises(InputError, match=f"the {part} of this model's blocks are not those of the theorems"):
-        layers.check(small(**arguments))
+        subjects.check(small(**arguments))
     model = loop.build_model(small(**arguments))
     with torch.no_grad():  # a scaling is without effect until it is trained
         for parameter in model.parameters():
             parameter += 0.1
     with pytest.raises(InputError, match="not those of the theorems"):
-        layers.check_model(model, IMAGES)
+        bounds_layers.check_model(model, IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -163,23 +168,23 @@ def test_blocks_that_the_theorems_are_not_about_are_refused_before_training(argu
     [{"proj_bias": False}, {"qkv_bias": False}, {"init_values": 1e-5}, {"class_token": False, "global_pool": "avg"}],
 )
 def test_blocks_without_biases_or_with_layer_scale_are_represented(arguments):
-    layers.check(small(**arguments))
-    assert not layers.check_model(loop.build_model(small(**arguments)), IMAGES[:1]).empty
+    subjects.check(small(**arguments))
+    assert not bounds_layers.check_model(loop.build_model(small(**arguments)), IMAGES[:1]).empty
 
 
 def test_jacobians_and_wrong_models(model):
-    table = layers.jacobian_kappas(model, IMAGES, 5)
+    table = bounds_layers.jacobian_kappas(model, IMAGES, 5)
     assert list(table.block) == [1, 2, 3] and (table[["bare", "with skip"]] >= 0).all(axis=None)
     with pytest.raises(InputError, match="no ViT block with one qkv matrix"):
-        layers.weights(torch.nn.Linear(2, 2))
+        matrices.weights(torch.nn.Linear(2, 2))
 
 
 def test_published_models_that_cannot_be_fetched_are_done_without(monkeypatch):
     said = []
     monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("no network")))
-    assert layers.published(["vit_tiny_patch16_224"], "fashion_mnist", said.append) == []
+    assert subjects.published(["vit_tiny_patch16_224"], "fashion_mnist", said.append) == []
     assert len(said) == 1 and "vit_tiny_patch16_224 are not available here" in said[0]
-    assert layers.published(["none"], "fashion_mnist", said.append) == [] and len(said) == 1
+    assert subjects.published(["none"], "fashion_mnist", said.append) == [] and len(said) == 1
 
 
 def test_untrained_models_and_photographs_fit_a_configuration():
@@ -191,10 +196,10 @@ def test_untrained_models_and_photographs_fit_a_configuration():
         learning_rate=1e-3,
         model_args={"embed_dim": 24, "num_heads": 3, "patch_size": 7, "depth": 1},
     )
-    images = layers.natural_images(config)
+    images = subjects.natural_images(config)
     assert images.shape == (8, 1, 28, 28)
-    assert layers.untrained(config)(images).shape == (8, 10)
-    assert layers.natural_images(replace(config, channels=3, img_size=56)).shape == (8, 3, 56, 56)
+    assert subjects.untrained(config)(images).shape == (8, 10)
+    assert subjects.natural_images(replace(config, channels=3, img_size=56)).shape == (8, 3, 56, 56)
 
 
 @pytest.mark.parametrize(

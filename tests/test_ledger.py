@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+
 from skiplab import files
 from skiplab.companion import ledger, provenance
 from skiplab.companion.ledger import Measurement

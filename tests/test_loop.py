@@ -7,6 +7,7 @@ import os
 import numpy
 import pytest
 import torch
+
 from interruption import last_state
 from skiplab.errors import InputError
 from skiplab.training import checkpoint, loop

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from skiplab.transforms import multicrop
 from skiplab.transforms.augment import share
 from skiplab.transforms.multicrop import multi_crop, random_crop

@@ -9,13 +9,13 @@ from collections import Counter
 
 import nbformat
 import pytest
-import standin
 import yaml
+
+import standin
 from skiplab import files
 from skiplab.companion import fingerprint, params
 from skiplab.models import zoo
 from skiplab.training import dense
-
 from workflow.cpus import NBVAL
 from workflow.execute import execute
 

@@ -7,10 +7,12 @@ import numpy
 import pandas
 import pytest
 import torch
-from skiplab.companion import fingerprint, layers, others
+from timm.models.vision_transformer import VisionTransformer
+
+from skiplab.companion import fingerprint
 from skiplab.errors import InputError
 from skiplab.models import pretrained
-from timm.models.vision_transformer import VisionTransformer
+from skiplab.studies.low_pass import layers, others
 
 installed = pytest.mark.skipif(bool(pretrained.missing()), reason="optional: make pretrained")
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from skiplab.companion import fingerprint, params
 from skiplab.errors import InputError
 from skiplab.models.skipless import SkiplessInit

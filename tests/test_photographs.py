@@ -1,6 +1,7 @@
 """The embedded photographs are whole, named and of the size asked for."""
 
 import pytest
+
 from skiplab.errors import InputError
 from skiplab.training import photographs as module
 from skiplab.training.photographs import photographs

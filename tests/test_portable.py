@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+
 from skiplab import files, portable
 from skiplab.errors import InputError
-
 from workflow import bits, cpus
 
 

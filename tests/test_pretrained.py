@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 from packaging.requirements import Requirement
+
 from skiplab.errors import InputError
 from skiplab.files import ROOT
 from skiplab.models import pretrained

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+
 from skiplab.errors import InputError
 from skiplab.models import FAMILIES, attention_maps, blocks, branch_outputs, create_model, embeddings
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from skiplab.files import ROOT
 
 README = (ROOT / "README.md").read_text()

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
+
 from skiplab import files
 from skiplab.companion import ledger, runs
 from skiplab.companion.ledger import Measurement

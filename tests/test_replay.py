@@ -7,11 +7,14 @@ import math
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from skiplab.companion import replay, runs, widgets
-from skiplab.companion.explorations import checked, replay_controls, strip
+
+from skiplab.companion import runs, widgets
+from skiplab.companion.explorations import checked, strip
 from skiplab.companion.fingerprint import notebook_code_cells
 from skiplab.errors import InputError
 from skiplab.models import probe
+from skiplab.studies.playground import replay
+from skiplab.studies.playground.explorers import replay_controls
 from skiplab.training import loop
 from test_loop import TINY
 

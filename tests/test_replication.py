@@ -4,10 +4,10 @@ import dataclasses
 import re
 
 import pytest
+
 from skiplab.companion import fingerprint, ledger, params, replication
 from skiplab.companion.ledger import Measurement
 from skiplab.errors import InputError
-
 from workflow import costs
 
 NOTEBOOKS = fingerprint.notebooks()

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from skiplab.errors import InputError
-from skiplab.models import FAMILIES, SKIPS, blocks, create_model, remove_skips
 from timm.layers import DropPath
 from timm.models.vision_transformer import Block
+
+from skiplab.errors import InputError
+from skiplab.models import FAMILIES, SKIPS, blocks, create_model, remove_skips
 
 torch.set_num_threads(1)
 

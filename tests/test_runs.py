@@ -14,13 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
-import standin
 import torch
 from accelerate.state import AcceleratorState
+
+import standin
 from interruption import interrupted
 from skiplab import files
-from skiplab.companion import graying_survey, runs, scaling_survey
+from skiplab.companion import runs
 from skiplab.errors import InputError
+from skiplab.studies.anti_oversmoothing import costs as anti_oversmoothing_costs
+from skiplab.studies.token_graying import costs
 from skiplab.training import checkpoint, loop
 from test_loop import TINY, but
 
@@ -386,7 +389,7 @@ SCRIPT = """
 import sys
 import textwrap
 from test_loop import TINY, but
-from skiplab.companion import graying_survey, runs, scaling_survey
+from skiplab.companion import runs
 from skiplab.training import loop
 if __name__ == "__main__":
     configs = [but(epochs=6), but(epochs=6, skip="none")]
@@ -510,13 +513,13 @@ def test_bad_input_on_a_device_is_one_line(device):
 
 def test_timings_on_a_gpu_are_left_to_that_process(monkeypatch):
     called = []
-    for module in (graying_survey, runs):
+    for module in (costs, runs):
         monkeypatch.setattr(
             module, "on_device", lambda device, function, *given: called.append((device, function.__name__, given))
         )
-    graying_survey.graying_times("cuda", 1)
-    graying_survey.step_ratios("vit_tiny_patch16_224", "cuda", 1)
-    scaling_survey.step_costs({}, torch.zeros(1), "cuda", 1)
+    costs.graying_times("cuda", 1)
+    costs.step_ratios("vit_tiny_patch16_224", "cuda", 1)
+    anti_oversmoothing_costs.step_costs({}, torch.zeros(1), "cuda", 1)
     assert [(device, name) for device, name, _ in called] == [
         ("cuda", "_graying_times"),
         ("cuda", "_step_ratios"),

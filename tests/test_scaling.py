@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from rounding import roundoff
-from skiplab.errors import InputError
-from skiplab.models import FAMILIES, SKIPS, attention_maps, blocks, branch_outputs, create_model, remove_skips
-from skiplab.models.scaling import apply_scaling, check_scaling, feat_scale, load_weights, scaling_parameters
-from test_residual import SMALL, images_for
 from timm.layers import Attention
 from timm.models.cait import ClassAttn, TalkingHeadAttn
 from timm.models.swin_transformer import SwinTransformerBlock
 from timm.models.vision_transformer import Block
 from timm.optim import create_optimizer_v2
+
+from rounding import roundoff
+from skiplab.errors import InputError
+from skiplab.models import FAMILIES, SKIPS, attention_maps, blocks, branch_outputs, create_model, remove_skips
+from skiplab.models.scaling import apply_scaling, check_scaling, feat_scale, load_weights, scaling_parameters
+from test_residual import SMALL, images_for
 
 torch.set_num_threads(1)
 

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+
 from interruption import equal, interrupted, weights
 from skiplab.companion import runs
 from skiplab.errors import InputError

@@ -6,9 +6,9 @@ No browser is needed.
 import time
 
 import pytest
+
 from skiplab import files
 from skiplab.companion import fingerprint
-
 from workflow import site
 
 

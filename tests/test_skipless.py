@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from interruption import equal, interrupted
 from interruption import weights as weights_of
 from skiplab import draws

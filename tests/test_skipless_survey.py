@@ -10,9 +10,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
+
 from skiplab import draws
-from skiplab.companion import ledger, runs, skipless_figures, skipless_survey
+from skiplab.companion import ledger, runs
 from skiplab.models.skipless import SkiplessInit
+from skiplab.studies.skipless import dense_tasks, inside, jacobians, outcomes, plots
 from skiplab.theory.jacobian import attention, autograd_jacobian
 from skiplab.training import dino, loop
 from skiplab.training.dense import Scene
@@ -37,20 +39,20 @@ def images(count=3):
 
 
 def test_the_formulas_hold_on_every_case_and_a_wrong_one_is_counted(monkeypatch):
-    found = skipless_survey.jacobian_cases(20)
+    found = jacobians.jacobian_cases(20)
     assert set(found) <= set(ledger.claims()) and len(found) == 4
     assert all(measurement.violations == 0 and measurement.cases == 20 for measurement in found.values())
-    assert found == skipless_survey.jacobian_cases(20) != skipless_survey.jacobian_cases(20, seed=1)
-    right = skipless_survey.attention_jacobian
-    monkeypatch.setattr(skipless_survey, "attention_jacobian", lambda *inputs: 1.001 * right(*inputs))
-    wrong = skipless_survey.jacobian_cases(20)
+    assert found == jacobians.jacobian_cases(20) != jacobians.jacobian_cases(20, seed=1)
+    right = jacobians.attention_jacobian
+    monkeypatch.setattr(jacobians, "attention_jacobian", lambda *inputs: 1.001 * right(*inputs))
+    wrong = jacobians.jacobian_cases(20)
     assert [wrong[claim].violations for claim in found] == [20, 20, 20, 0]
 
 
 @pytest.mark.parametrize("skip", ["none", "both"])
 def test_the_blocks_tokens_are_the_models_own(skip):
     net = model(skip).eval()
-    followed = list(skipless_survey.follow(net, images()))
+    followed = list(inside.follow(net, images()))
     kept = []
     for block in net.blocks:
         block.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
@@ -64,8 +66,8 @@ def test_the_blocks_tokens_are_the_models_own(skip):
 @torch.no_grad()
 def test_the_report_measures_what_it_says():
     net = model()
-    table = skipless_survey.report(net, images())
-    block, x = next(skipless_survey.follow(net, images()))
+    table = inside.report(net, images())
+    block, x = next(inside.follow(net, images()))
     z, d = block.norm1(x), 16
     weight = block.attn.qkv.weight.numpy()
     w_q, w_k, w_v = (weight[part * d : (part + 1) * d].T for part in range(3))
@@ -88,28 +90,23 @@ def test_the_report_measures_what_it_says():
     kappas = sorted(np.log10(np.linalg.cond(attn)) for attn in maps)
     assert row.log10_kappa_a == pytest.approx(kappas[2], rel=1e-3) and row.infinite == 0  # the lower middle of six
     assert row.kappa_vo == pytest.approx(np.linalg.cond(w_v @ block.attn.proj.weight.numpy().T), rel=1e-9)
-    assert list(table.block) == [1, 2, 3] and "log_kappa_k" not in skipless_survey.report(
-        net, images(), jacobians=False
-    )
+    assert list(table.block) == [1, 2, 3] and "log_kappa_k" not in inside.report(net, images(), jacobians=False)
 
 
 @pytest.mark.parametrize("skip", ["none", "both"])
 def test_the_jacobian_is_the_attentions_with_its_skip_if_it_has_one(skip):
-    block, x = next(skipless_survey.follow(model(skip), images()))
+    block, x = next(inside.follow(model(skip), images()))
     z = block.norm1(x)[0].detach()[:5]
-    w = skipless_survey.layers.weights(block)
+    w = inside.matrices.weights(block)
     expected = autograd_jacobian(lambda z: (skip == "both") * z + attention(z, w.w_q, w.w_k, w.w_v, w.w_o, 2), z)
-    assert torch.allclose(skipless_survey.jacobian(block, z, skip == "both"), expected, atol=1e-9)
+    assert torch.allclose(inside.jacobian(block, z, skip == "both"), expected, atol=1e-9)
 
 
 @torch.no_grad()
 def test_spectra_are_of_each_block_and_of_their_product():
     net = model("both", {})
-    table = skipless_survey.depth_spectra(net, images(), [1, 3])
-    ks = [
-        skipless_survey.jacobian(block, block.norm1(x)[0], True).numpy()
-        for block, x in skipless_survey.follow(net, images())
-    ]
+    table = inside.depth_spectra(net, images(), [1, 3])
+    ks = [inside.jacobian(block, block.norm1(x)[0], True).numpy() for block, x in inside.follow(net, images())]
     values = np.linalg.svd(ks[0], compute_uv=False)
     assert list(table.depth) == [1, 3] and np.allclose(table["values"][0], values / values[0])
     assert table.log_kappa[1] == pytest.approx(np.log(np.linalg.cond(ks[2])), rel=1e-6)
@@ -119,7 +116,7 @@ def test_spectra_are_of_each_block_and_of_their_product():
 
 @torch.no_grad()
 def test_the_terms_add_up():
-    found = skipless_survey.two_terms(model(), images())
+    found = inside.two_terms(model(), images())
     assert found["larger"] in ("through A", "through V")
     larger = found[f"ln κ, {found['larger']}"]
     assert found["difference"] == found["ln κ, K"] - larger and found[f"size {found['larger']}"] == max(
@@ -128,29 +125,29 @@ def test_the_terms_add_up():
 
 
 def test_only_shared_out_triples_add_up_to_the_target():
-    table = skipless_survey.query_key_distances(INIT, 16, 2, [0, 1])
-    assert list(table.index) == list(skipless_survey.READINGS)[:3]
+    table = inside.query_key_distances(INIT, 16, 2, [0, 1])
+    assert list(table.index) == list(inside.READINGS)[:3]
     assert table.loc["triples shared out", "all heads"] < 1e-8 < table.loc["a Z for each head", "all heads"]
     assert table["each head"].between(0, 1).all() and table.loc["one Z for all heads", "all heads"] > 0.5
-    whole = skipless_survey.query_key_distances(INIT, 16, 1, [0])
+    whole = inside.query_key_distances(INIT, 16, 1, [0])
     assert (whole["each head"] < 1e-8).all()  # a single head of full width holds all of it
     torch.manual_seed(0)
     targets = [2.0 / 4 * z + 0.6 * np.eye(16) for z in draws.normal(2, 16, 16).numpy()]
     least = [np.linalg.norm(np.linalg.svd(target, compute_uv=False)[8:]) / np.linalg.norm(target) for target in targets]
-    own = skipless_survey.query_key_distances(INIT, 16, 2, [0]).loc["a Z for each head"]
+    own = inside.query_key_distances(INIT, 16, 2, [0]).loc["a Z for each head"]
     assert own["each head"] == pytest.approx(np.mean(least))  # every head holds the best part of rank 8 of its own
 
 
 def test_cases_of_the_initialisation():
-    assert skipless_survey.orthogonal_cases([model(), model(depth=1)]).cases == 4
-    assert skipless_survey.orthogonal_cases([model()]).violations == 0
-    assert skipless_survey.orthogonal_cases([model(skipless={})]).violations == 3
-    assert skipless_survey.architecture_cases([(model(), model(skipless={}))]).violations == 0
-    assert skipless_survey.architecture_cases([(model(), model(depth=2))]).violations == 1
+    assert inside.orthogonal_cases([model(), model(depth=1)]).cases == 4
+    assert inside.orthogonal_cases([model()]).violations == 0
+    assert inside.orthogonal_cases([model(skipless={})]).violations == 3
+    assert inside.architecture_cases([(model(), model(skipless={}))]).violations == 0
+    assert inside.architecture_cases([(model(), model(depth=2))]).violations == 1
 
 
 def test_the_first_attention_of_a_published_size():
-    table = skipless_survey.first_attention(INIT, ["vit_tiny_patch16_224"], [0])
+    table = inside.first_attention(INIT, ["vit_tiny_patch16_224"], [0])
     assert len(table) == 1 and 0 < table.photographs[0] < table.independent[0] < 1 and 2 < table.log10_kappa[0] < 7
 
 
@@ -158,7 +155,7 @@ def test_curves_hold_steps_and_seconds(tmp_path):
     (tmp_path / "provenance.json").write_text(json.dumps({"seconds_per_epoch": [2.0, 3.0]}))
     history = [{"epoch": epoch, "validation_top1": 10.0 * epoch} for epoch in range(3)]
     run = SimpleNamespace(folder=tmp_path, config=TINY, history=history)
-    table = skipless_survey.curves([run], ["init"])
+    table = outcomes.curves([run], ["init"])
     steps = loop.dataset(TINY).train.num_images // TINY.batch_size
     assert list(table.steps) == [0, steps, 2 * steps] and list(table.seconds) == [0, 2, 5]
     assert list(table.validation_top1) == [0, 10, 20] and set(table.arm) == {"init"}
@@ -166,7 +163,7 @@ def test_curves_hold_steps_and_seconds(tmp_path):
 
 def test_the_untrained_score_is_that_of_a_run_that_moves_nothing(tmp_path):
     config = dataclasses.replace(DINO, epochs=1, learning_rate=1e-30, minimum_learning_rate=0.0)
-    assert skipless_survey.untrained_top1(config) == dino.distil(config, tmp_path)["validation_top1"]
+    assert outcomes.untrained_top1(config) == dino.distil(config, tmp_path)["validation_top1"]
 
 
 def test_what_pre_training_did_to_the_neighbours_is_said():
@@ -185,7 +182,7 @@ def test_what_pre_training_did_to_the_neighbours_is_said():
         ]
     )
     others = table.assign(optimizer="soap", validation_top1=0.0)
-    assert skipless_survey.neighbours(pandas.concat([table, others]), "adamw", 6) == (
+    assert outcomes.neighbours(pandas.concat([table, others]), "adamw", 6) == (
         "DINO with skips: k-NN 48.5 % after pre-training, 50.0 % before; "
         "without, 6 blocks: k-NN 46.5 % after pre-training, 50.0 % before"
     )
@@ -199,7 +196,7 @@ def test_what_each_arm_scores_at_its_own_rate_is_said():
             for rate, top1 in zip((1e-3, 3e-3, 1e-2), scores)
         ]
     )
-    assert skipless_survey.own_rates(table, {"soap": 1e-2}, {"default": "bare", "init": "ours"}, {"soap": "SOAP"}) == [
+    assert outcomes.own_rates(table, {"soap": 1e-2}, {"default": "bare", "init": "ours"}, {"soap": "SOAP"}) == [
         "SOAP: the arm with skips is best at 0.01, the largest tried",
         "  bare: 11.0 % there; at its own best, 0.001 (the smallest tried), 31.0 %",
         "  ours: 16.0 % there; at its own best, 0.003 (not at the edge of those tried), 36.0 %",
@@ -208,7 +205,7 @@ def test_what_each_arm_scores_at_its_own_rate_is_said():
 
 
 def test_the_best_reading_is_compared_with_the_chosen_one():
-    scores = {skipless_survey.CHOSEN: (40.0, 42.0), "MLP orthogonal": (45.0, 45.0)}
+    scores = {inside.CHOSEN: (40.0, 42.0), "MLP orthogonal": (45.0, 45.0)}
     table = pandas.DataFrame(
         [
             {"reading": name, "seed": seed, "test_top1": top1}
@@ -216,17 +213,17 @@ def test_the_best_reading_is_compared_with_the_chosen_one():
             for seed, top1 in enumerate(both)
         ]
     )
-    assert skipless_survey.best_reading(table) == (
+    assert outcomes.best_reading(table) == (
         "of 2 readings the best is MLP orthogonal, 45.0 ± 0.0 %: +4.0 ± 1.4 points "
         "from the chosen one (a Z for each head, MLP scaled), 41.0 ± 1.4 %, over 2 seed(s)"
     )
-    worse = table.assign(test_top1=table.test_top1.where(table.reading == skipless_survey.CHOSEN, 0.0))
-    assert "the chosen one (a Z for each head, MLP scaled) is best: 41.0 ± 1.4 %" in skipless_survey.best_reading(worse)
+    worse = table.assign(test_top1=table.test_top1.where(table.reading == inside.CHOSEN, 0.0))
+    assert "the chosen one (a Z for each head, MLP scaled) is best: 41.0 ± 1.4 %" in outcomes.best_reading(worse)
 
 
 def test_the_spread_is_over_all_settings_of_a_seed():
     table = pandas.DataFrame({"seed": [0, 0, 0, 1, 1], "test_top1": [10, 30, 20, 5, 6]})
-    assert skipless_survey.spread(table).to_dict() == {0: 20, 1: 1}
+    assert outcomes.spread(table).to_dict() == {0: 20, 1: 1}
 
 
 def dense_table(data="voc2012"):
@@ -252,7 +249,7 @@ def dense_table(data="voc2012"):
 
 
 def test_values_go_to_the_claims_of_their_data_only():
-    paper = skipless_survey.dense_values(dense_table(), "imagenet-1k", 4)
+    paper = dense_tasks.dense_values(dense_table(), "imagenet-1k", 4)
     assert set(paper) == {
         f"cut.dino.{place}.{arm}"
         for place in ("voc.single", "voc.multi", "tokencut.voc")
@@ -261,26 +258,26 @@ def test_values_go_to_the_claims_of_their_data_only():
     assert paper["cut.dino.voc.single.skips"].tolist() == [4, 14] and paper[
         "cut.dino.tokencut.voc.skipless"
     ].tolist() == [40, 41]
-    repro = skipless_survey.dense_values(dense_table(), "tiny-imagenet", 4)
+    repro = dense_tasks.dense_values(dense_table(), "tiny-imagenet", 4)
     assert set(repro) == {
         f"cut.repro.dino.{place}.{arm}" for place in ("voc", "tokencut") for arm in ("skips", "skipless")
     }
     assert set(paper) | set(repro) <= set(ledger.claims())
-    assert not skipless_survey.dense_values(dense_table("composed"), "imagenet-1k", 4)
-    assert not skipless_survey.dense_values(dense_table(), "fashion_mnist", 4)
-    assert not any("ade20k" in name for name in skipless_survey.dense_values(dense_table("ade20k"), "tiny-imagenet", 4))
+    assert not dense_tasks.dense_values(dense_table("composed"), "imagenet-1k", 4)
+    assert not dense_tasks.dense_values(dense_table(), "fashion_mnist", 4)
+    assert not any("ade20k" in name for name in dense_tasks.dense_values(dense_table("ade20k"), "tiny-imagenet", 4))
 
 
 def test_differences_are_paired_by_seed():
     table = dense_table()
-    assert skipless_survey.difference(table, "miou_single", 3, 4).tolist() == [-1, -1]
-    assert skipless_survey.difference(table, "corloc", 4, 4).tolist() == [0, 0]
+    assert dense_tasks.difference(table, "miou_single", 3, 4).tolist() == [-1, -1]
+    assert dense_tasks.difference(table, "corloc", 4, 4).tolist() == [0, 0]
 
 
 def test_a_dense_table_of_runs():
     config = SimpleNamespace(initial="distil/abc", dense="composed", discovery="none")
     pretrained = SimpleNamespace(config=SimpleNamespace(skip="none", model_args={"depth": 4}, seed=2))
-    table = skipless_survey.dense_table([runs.Run(config, "x", None, {"miou_single": 5.0}, [])], {"abc": pretrained})
+    table = dense_tasks.dense_table([runs.Run(config, "x", None, {"miou_single": 5.0}, [])], {"abc": pretrained})
     assert table.iloc[0].to_dict() | {"miou_multi": 0, "corloc": 0, "similarity": 0} == {
         "arm": "skipless",
         "depth": 4,
@@ -308,18 +305,16 @@ def drawn(figure):
 def test_every_figure_is_drawn_from_what_the_survey_returns():
     spectra = pandas.concat(
         [
-            skipless_survey.depth_spectra(model("both" if arm == "skips" else "none"), images(), [1, 2]).assign(
-                arm=arm, seed=0
-            )
+            inside.depth_spectra(model("both" if arm == "skips" else "none"), images(), [1, 2]).assign(arm=arm, seed=0)
             for arm in ARMS
         ]
     )
-    axes = drawn(skipless_figures.spectra(spectra, ARMS, 1))
+    axes = drawn(plots.spectra(spectra, ARMS, 1))
     assert len(axes) == 3 and len(axes[0].lines) == 2
     reports = pandas.concat(
-        [skipless_survey.report(model(), images()).assign(arm=arm, seed=seed) for arm in ARMS for seed in (0, 1)]
+        [inside.report(model(), images()).assign(arm=arm, seed=seed) for arm in ARMS for seed in (0, 1)]
     )
-    assert drawn(skipless_figures.attention({"map": torch.eye(5)}, reports, ARMS, 5))[1].get_ylim() == (0, 1)
+    assert drawn(plots.attention({"map": torch.eye(5)}, reports, ARMS, 5))[1].get_ylim() == (0, 1)
     curves = pandas.DataFrame(
         [
             {
@@ -336,7 +331,7 @@ def test_every_figure_is_drawn_from_what_the_survey_returns():
             for step in (0, 5)
         ]
     )
-    assert len(drawn(skipless_figures.training(curves, ARMS, {"adamw": "AdamW", "soap": "SOAP"}))) == 4
+    assert len(drawn(plots.training(curves, ARMS, {"adamw": "AdamW", "soap": "SOAP"}))) == 4
     scan = pandas.DataFrame(
         [
             {"arm": arm, "optimizer": "soap", "learning_rate": rate, "test_top1": 50.0}
@@ -344,7 +339,7 @@ def test_every_figure_is_drawn_from_what_the_survey_returns():
             for rate in (1e-3, 1e-2)
         ]
     )
-    assert len(drawn(skipless_figures.rates(scan, ARMS, {"soap": "SOAP"}, {"soap": 1e-3}))) == 1
+    assert len(drawn(plots.rates(scan, ARMS, {"soap": "SOAP"}, {"soap": 1e-3}))) == 1
     table = pandas.DataFrame(
         [
             {"name": name, "value": value, "seed": seed, "test_top1": 50.0 + seed}
@@ -354,13 +349,11 @@ def test_every_figure_is_drawn_from_what_the_survey_returns():
         ]
     )
     readings = pandas.DataFrame(
-        [{"reading": name, "seed": seed, "test_top1": 50.0} for name in skipless_survey.READINGS for seed in (0, 1)]
+        [{"reading": name, "seed": seed, "test_top1": 50.0} for name in inside.READINGS for seed in (0, 1)]
     )
-    assert len(drawn(skipless_figures.sensitivity(table, INIT, readings, {"with skips": [60.0]}))) == 4
+    assert len(drawn(plots.sensitivity(table, INIT, readings, {"with skips": [60.0]}))) == 4
     metrics = {"miou_single": "mIoU (%)", "corloc": "CorLoc (%)"}
-    assert (
-        len(drawn(skipless_figures.dense(dense_table(), metrics, {"skips": "with skips", "skipless": "without"}))) == 2
-    )
+    assert len(drawn(plots.dense(dense_table(), metrics, {"skips": "with skips", "skipless": "without"}))) == 2
 
 
 def test_pictures_show_every_scene_and_model_and_masks_where_there_are_some():
@@ -370,7 +363,7 @@ def test_pictures_show_every_scene_and_model_and_masks_where_there_are_some():
         for channels, mask in ((1, np.zeros((14, 14), int)), (3, None))
     ]
     colours = {name: torch.rand(2, 2, 2, 3) for name in ("a", "b")}
-    axes = drawn(skipless_figures.pictures(scenes, colours, {name: [boxes[0], boxes[0]] for name in colours}))
+    axes = drawn(plots.pictures(scenes, colours, {name: [boxes[0], boxes[0]] for name in colours}))
     assert len(axes) == 8 and len(axes[2].patches) == 2
 
 

@@ -6,7 +6,11 @@ import pandas
 import pytest
 import torch
 from matplotlib import pyplot
-from skiplab.companion import layers, surveys, theory_figures
+
+from skiplab.studies.bounds import plots as bounds_plots
+from skiplab.studies.bounds import searches, tables
+from skiplab.studies.low_pass import layers, plots
+from skiplab.theory import conditioning
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +21,7 @@ def closed():
 
 def test_filters_draw_a_line_per_kind_and_power():
     gains = torch.rand(4, 9, dtype=torch.float64) + 0.1
-    figure = theory_figures.filters({"a": gains, "b": gains}, {1: gains[0], 2: gains[1]}, {1: gains[0]})
+    figure = plots.filters({"a": gains, "b": gains}, {1: gains[0], 2: gains[1]}, {1: gains[0]})
     assert [len(axis.lines) for axis in figure.axes] == [2, 2, 1]
     assert all(axis.get_xlabel() and axis.get_legend() for axis in figure.axes)
 
@@ -30,19 +34,19 @@ def test_intensities_have_a_panel_per_variant_and_leave_nothing_out():
             for layer in range(4)
         ]
     )
-    figure = theory_figures.intensities(table)
+    figure = plots.intensities(table)
     assert [axis.get_title() for axis in figure.axes] == list(layers.VARIANTS)
     assert figure.axes[0].get_ylim()[1] > 27 and len(figure.legends[0].texts) == 3
 
 
 def test_spectra_have_a_panel_per_layer_and_head():
     gains = torch.rand(3, 2, 8) + 0.1
-    figure = theory_figures.spectra(gains, gains)
+    figure = plots.spectra(gains, gains)
     assert len(figure.axes) == 6 and all(len(axis.lines) == 2 for axis in figure.axes)
 
 
 def test_trained_models_of_others_have_a_panel_per_layer_and_a_line_per_head():
-    figure = theory_figures.head_spectra(
+    figure = plots.head_spectra(
         {"a": (torch.linspace(0, 0.5, 9), torch.ones(7, 3, 9)), "b": (torch.linspace(0, 0.5, 5), torch.ones(2, 4, 5))}
     )
     drawn = [axis for axis in figure.axes if axis.lines]
@@ -58,7 +62,7 @@ def test_photograph_spectra_show_first_and_last_layer():
         "sab": torch.ones(12, 9),
         "tokens": torch.arange(13.0)[:, None].expand(13, 9),
     }
-    figure = theory_figures.photograph_spectra({"a": spectra, "b": spectra})
+    figure = plots.photograph_spectra({"a": spectra, "b": spectra})
     names = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in figure.axes]
     assert names[:2] == names[2:] and names[0] == ["pixels", "layer 1", "layer 5", "layer 8", "layer 12"]
     assert names[1][1] == "before layer 1" and figure.axes[1].lines[-1].get_ydata()[0] == 12
@@ -67,7 +71,7 @@ def test_photograph_spectra_show_first_and_last_layer():
 @pytest.mark.parametrize("blocks", [2, 24])
 def test_parts_show_their_numbers_where_there_is_room(blocks):
     table = pandas.DataFrame(-0.01, index=["a", "b"], columns=range(1, blocks + 1))
-    texts = [text.get_text() for text in theory_figures.parts(table).axes[0].texts]
+    texts = [text.get_text() for text in plots.parts(table).axes[0].texts]
     assert texts == (["0.0"] * 4 if blocks == 2 else [])
 
 
@@ -79,7 +83,7 @@ def test_similarities_and_logits():
             for depth in (0.5, 1.0)
         ]
     )
-    figure = theory_figures.similarities(table)
+    figure = plots.similarities(table)
     assert [text.get_text() for text in figure.legends[0].texts] == ["8 layers", "24 layers"]
     table = pandas.DataFrame(
         [
@@ -87,13 +91,13 @@ def test_similarities_and_logits():
             for kind in ("dot", "l2", "logistic")
         ]
     )
-    assert len(theory_figures.logit_kinds(table).axes) == 3
+    assert len(plots.logit_kinds(table).axes) == 3
 
 
 def test_slack_marks_what_is_violated():
-    claims = list(surveys.LABELS)[:2]
-    names = {claim: surveys.LABELS[claim] for claim in claims}
-    figure = theory_figures.slack(
+    claims = list(searches.LABELS)[:2]
+    names = {claim: searches.LABELS[claim] for claim in claims}
+    figure = bounds_plots.slack(
         {claims[0]: [-1.0, 2.0], claims[1]: [0.5, 99.0]}, {claims[1]: [1.0]}, {claims[0]: 4.0}, names
     )
     first, second = figure.axes[0].get_yticklabels()
@@ -110,13 +114,13 @@ def test_jacobians_and_diffuse_attention():
             for block in (1, 4)
         ]
     )
-    figure = theory_figures.jacobians(table)
+    figure = bounds_plots.jacobians(table)
     assert [axis.get_title() for axis in figure.axes] == ["before", "after"] and figure.axes[0].get_ylim()[0] == 0
     assert not figure.axes[1].texts
-    figure = theory_figures.jacobians(table.assign(bare=[math.inf] * 4 + [30.0] * 4))
-    assert figure.axes[0].get_ylim()[1] == pytest.approx(1.15 * theory_figures.WORST)
+    figure = bounds_plots.jacobians(table.assign(bare=[math.inf] * 4 + [30.0] * 4))
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(1.15 * conditioning.WORST)
     assert [text.get_text() for text in figure.axes[1].texts] == ["rank-deficient"]
-    figure = theory_figures.diffuse(
-        surveys.diffuse_kappas([0], [1e-3, 1e-2], [64]), surveys.diffuse_kappas([0], [1e-2], [16, 32])
+    figure = bounds_plots.diffuse(
+        tables.diffuse_kappas([0], [1e-3, 1e-2], [64]), tables.diffuse_kappas([0], [1e-2], [16, 32])
     )
     assert all(axis.get_xscale() == axis.get_yscale() == "log" for axis in figure.axes)

@@ -10,16 +10,17 @@ import numpy
 import pytest
 import yaml
 from PIL import Image
+
 from skiplab import files
 from skiplab.companion import widgets
-from skiplab.companion.explorations import EXPLORATIONS
 from skiplab.companion.params import Parameters
 from skiplab.errors import InputError
+from skiplab.studies.playground.explorers import EXPLORATIONS
 from test_explorations import UNDEFINED
 
 
 def make(name, start=None):
-    kind = widgets.GrayingExplorer if name == "graying" else widgets.Explorer
+    kind = widgets.PictureExplorer if name == "graying" else widgets.Explorer
     return kind(EXPLORATIONS[name], start)
 
 

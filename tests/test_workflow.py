@@ -11,10 +11,10 @@ import sys
 import nbformat
 import pytest
 from nbformat import v4
+
 from skiplab import files
 from skiplab.companion import figures, fingerprint, ledger, params
 from skiplab.errors import InputError
-
 from workflow import __main__ as command
 from workflow import publish
 from workflow.execute import execute

@@ -5,6 +5,7 @@ import inspect
 import pytest
 import timm
 import torch
+
 from skiplab import draws
 from skiplab.errors import InputError
 from skiplab.models import FAMILIES, blocks, create_model

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from skiplab.companion import fingerprint
 from skiplab.errors import run_command
-
 from workflow import jobs
 from workflow.execute import execute
 

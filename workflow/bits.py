@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import numpy
 import torch
+from torch import Tensor, nn
+
 from skiplab import draws
 from skiplab.models import create_model
 from skiplab.models.skipless import SkiplessInit
@@ -19,7 +21,6 @@ from skiplab.theory.spectral import frequency_response, token_similarity
 from skiplab.training import data, dino, run, selfsupervised
 from skiplab.transforms.augment import draw_crop_flip
 from skiplab.transforms.graying import gray_dct, gray_svd
-from torch import Tensor, nn
 
 MODELS = {
     "ViT": ("vit", {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 7}),

@@ -17,15 +17,16 @@ from pathlib import Path
 import torch
 import yaml
 from IPython.core.interactiveshell import InteractiveShell
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from traitlets.config import Config
+
 from skiplab import files
 from skiplab.companion import fingerprint, params, runs
 from skiplab.errors import InputError
 from skiplab.training import dino, loop, selfsupervised
 from skiplab.training.run import RunConfig
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-from traitlets.config import Config
 
 RATES = files.ROOT / "workflow" / "rates.yaml"
 TAG = "rehearsed"

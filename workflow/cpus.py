@@ -23,7 +23,6 @@ from pathlib import Path
 
 from skiplab import files, portable
 from skiplab.errors import InputError, run_command, unknown
-
 from workflow import bits
 
 NOTEBOOKS = ("01_skip_removal", "04_bounds")

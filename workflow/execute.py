@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import nbformat
+
 from skiplab import files
 from skiplab.companion import fingerprint
 from skiplab.companion.fingerprint import notebook_path
 from skiplab.errors import InputError
-
 from workflow import jobs
 
 
@@ -19,6 +19,7 @@ def execute(notebook: str, preset: str, output: Path) -> None:
     """Run a notebook in a preset with papermill, which shows its progress; raise InputError where a cell fails."""
     import nbclient.exceptions
     import papermill
+
     from skiplab.companion import params
 
     parameters = params.preset_values(notebook, preset, params.stored_declarations(notebook))

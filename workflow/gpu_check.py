@@ -24,22 +24,23 @@ from pathlib import Path
 import timm
 import torch
 import yaml
+from torch import Tensor
+
+from benchmarks.graying import dct_dense, photographs, svd_torch
+from benchmarks.scaling import block
 from skiplab import files
 from skiplab.companion import ledger, params, provenance
-from skiplab.companion.graying_survey import interleaved, median_ratio, step_ratios
+from skiplab.companion.timing import interleaved, median_ratio
 from skiplab.errors import InputError, run_command
 from skiplab.models import create_model, probe
 from skiplab.models.residual import FAMILIES
 from skiplab.models.scaling import SCALINGS, scaling_parameters
 from skiplab.models.skipless import SkiplessInit
+from skiplab.studies.token_graying.costs import step_ratios
 from skiplab.theory import bounds, conditioning, jacobian, spectral
 from skiplab.training import dense, loop
 from skiplab.training.run import build_optimizer
 from skiplab.transforms import augment, graying, multicrop
-from torch import Tensor
-
-from benchmarks.graying import dct_dense, photographs, svd_torch
-from benchmarks.scaling import block
 from workflow import costs
 
 RESULT = files.ROOT / "data" / "gpu_check.json"

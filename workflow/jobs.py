@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import yaml
+
 from skiplab import files
 from skiplab.companion import fingerprint
 from skiplab.errors import InputError, unknown

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import nbformat
+
 from skiplab import files
 from skiplab.companion import fingerprint, ledger, replication
 from skiplab.companion.fingerprint import notebook_path
 from skiplab.errors import InputError
-
 from workflow.jobs import BUILD
 
 README = files.ROOT / "README.md"

@@ -17,11 +17,11 @@ from pathlib import Path
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+
 from skiplab import files
 from skiplab.companion import figures, fingerprint, ledger
 from skiplab.errors import InputError, run_command
-from sphinx.application import Sphinx
-
 from workflow.jobs import BUILD
 
 EXPLORERS = "An explorer needs a kernel: run `make lab`, or `make app` for a class."
@@ -122,11 +122,12 @@ def _write_sources(source: Path) -> None:
 
 def _modules() -> list[str]:
     """Return the names of the library's modules, those that others build on first."""
-    order = ("theory", "transforms", "models", "training", "companion")
+    order = ("theory", "transforms", "models", "training", "companion", "studies")
+    library = files.ROOT / "lib"
     return [
-        f"skiplab.{layer}.{path.stem}"
+        ".".join(path.relative_to(library).with_suffix("").parts)
         for layer in order
-        for path in sorted((files.ROOT / "lib" / "skiplab" / layer).glob("*.py"))
+        for path in sorted((library / "skiplab" / layer).rglob("*.py"))
         if path.stem != "__init__"
     ]
 

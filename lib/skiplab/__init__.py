@@ -1,6 +1,6 @@
 """Why self-attention needs its skip connection: the library behind the notebooks.
 
-Layers, each importing only from those before it: theory, transforms, models, training, companion.
+Layers, each importing only from those before it: theory, transforms, models, training, companion, studies.
 """
 
 from skiplab import portable

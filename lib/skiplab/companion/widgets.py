@@ -173,8 +173,8 @@ class Explorer:
         return self.box._repr_mimebundle_(**kwargs) | {"text/plain": self.instead}
 
 
-class GrayingExplorer(Explorer):
-    """The explorer of Token Graying, which takes the learner's own picture as well."""
+class PictureExplorer(Explorer):
+    """An explorer with a control named `picture`, which takes the learner's own picture as well, as `pixels`."""
 
     def __init__(self, exploration: Exploration, start: dict | None = None):
         self.upload_notes: list[str] = []
@@ -229,7 +229,7 @@ def show(exploration: Exploration, parameters: Parameters, runs: Sequence[str] =
     Only notebook 07 has parameters to `start` an explorer from. In Voilà there is a kernel, and no strip; where the
     workflow executes the notebook for readers, nobody can move a control, and words stand for the explorer.
     """
-    explorer = (GrayingExplorer if exploration.name == "graying" else Explorer)(exploration, start)
+    explorer = (PictureExplorer if "picture" in exploration.controls else Explorer)(exploration, start)
     if WORKFLOW_VARIABLE in os.environ:
         display({"text/plain": explorer.instead}, raw=True)
     else:

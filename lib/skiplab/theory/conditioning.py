@@ -5,6 +5,8 @@ from torch import Tensor
 
 from skiplab.errors import InputError
 
+WORST = 36.7  # ln of the largest kappa that float64 tells from infinity
+
 
 def singular_values(x: Tensor) -> Tensor:
     """Return the min(n, d) singular values of matrices (…, n, d), descending, as (…, min(n, d)) in float64 on the CPU.

@@ -146,3 +146,8 @@ def _tokens(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise InputError(f"tokens must be real floating-point numbers; saw {x.dtype}")
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def bands(n: int) -> Tensor:
+    """Return the non-negative frequencies of n tokens, in cycles per token, by index of the first ⌊n/2⌋ + 1 bands."""
+    return torch.arange(n // 2 + 1) / n

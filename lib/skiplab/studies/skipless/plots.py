@@ -1,4 +1,4 @@
-"""The figures of notebook 06: they draw what `skipless_survey` and the runs hold, and compute nothing but summaries."""
+"""The figures of notebook 06: they draw what `inside`, `outcomes` and the runs hold, and compute nothing but summaries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from skiplab.companion.figures import PALETTE
+from skiplab.theory.conditioning import WORST
 from skiplab.training.dense import IGNORE, Scene
 
 ROUNDING = -15.95  # log10 of float64's
 STYLES = ("s-", "^--", "o-")  # of the arms: two of them may lie on each other
-WORST = 36.7  # ln of the largest kappa that float64 tells from infinity
 
 
 def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Figure:
-    """Draw `skipless_survey.depth_spectra` of each arm (columns arm and seed added): one block's values, then by depth."""
+    """Draw `inside.depth_spectra` of each arm (columns arm and seed added): one block's values, then by depth."""
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.3))
     for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
         rows = table[table.arm == arm]
@@ -46,7 +46,7 @@ def spectra(table: pandas.DataFrame, arms: Mapping[str, str], block: int) -> Fig
 
 
 def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping[str, str], n: int) -> Figure:
-    """Draw maps (n, n) of one block, and the mean diagonal weight by block from `skipless_survey.report`."""
+    """Draw maps (n, n) of one block, and the mean diagonal weight by block from `inside.report`."""
     figure, axes = plt.subplots(
         1, len(maps) + 1, figsize=(2.7 * len(maps) + 3.6, 3.0), width_ratios=[1] * len(maps) + [1.5]
     )
@@ -76,7 +76,7 @@ def attention(maps: Mapping[str, Tensor], table: pandas.DataFrame, arms: Mapping
 
 
 def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str]) -> Figure:
-    """Draw validation top-1 by steps and by seconds, a row per optimiser, from `skipless_survey.curves`."""
+    """Draw validation top-1 by steps and by seconds, a row per optimiser, from `outcomes.curves`."""
     figure, axes = plt.subplots(
         len(optimizers), 2, figsize=(7.6, 2.5 * len(optimizers) + 0.6), sharey=True, squeeze=False
     )

@@ -13,20 +13,11 @@ import torch
 from matplotlib.axes import Axes
 
 from skiplab import files
-from skiplab.companion.explorations import (
-    BEFORE,
-    DASHED,
-    HERE,
-    SOLID,
-    Exploration,
-    Found,
-    Panel,
-    attention_image,
-    replay_controls,
-)
+from skiplab.companion.explorations import BEFORE, DASHED, HERE, SOLID, Exploration, Found, Panel, attention_image
 from skiplab.companion.runs import Run
 from skiplab.errors import InputError
 from skiplab.models import probe
+from skiplab.studies.playground.explorers import replay_controls
 from skiplab.training import checkpoint, loop
 
 ARMS = {"both": "both skips", "no_sab": "no SAB skip"}
