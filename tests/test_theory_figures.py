@@ -8,7 +8,7 @@ import torch
 from matplotlib import pyplot
 
 from skiplab.studies.bounds import plots as bounds_plots
-from skiplab.studies.bounds import searches, tables
+from skiplab.studies.bounds import statements, tables
 from skiplab.studies.low_pass import layers, plots
 from skiplab.theory import conditioning
 
@@ -95,8 +95,8 @@ def test_similarities_and_logits():
 
 
 def test_slack_marks_what_is_violated():
-    claims = list(searches.LABELS)[:2]
-    names = {claim: searches.LABELS[claim] for claim in claims}
+    claims = list(statements.LABELS)[:2]
+    names = {claim: statements.LABELS[claim] for claim in claims}
     figure = bounds_plots.slack(
         {claims[0]: [-1.0, 2.0], claims[1]: [0.5, 99.0]}, {claims[1]: [1.0]}, {claims[0]: 4.0}, names
     )

@@ -1,7 +1,7 @@
 """Random cases of a statement, and how many of them violate it.
 
-A `Statement` says how the inputs of a case are drawn and how they are judged; `count` judges as many cases as wanted and
-keeps the slack of each."""
+A `Statement` says how the inputs of a case are drawn and how they are judged; `count` judges as many cases as wanted
+and keeps the slack of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,10 +90,22 @@ class Draws:
 
 @dataclass(frozen=True)
 class Statement:
-    """How the inputs of a case are drawn, and how they are judged."""
+    """How the inputs of a case are drawn and judged, what figures call it, and how a search looks for its worst case.
+
+    `search` is a check of tensors that gradients pass through, and what samples its start from a generator; where a
+    statement has none, `unsearched` says why.
+    """
 
     draw: Callable[[Draws], tuple]
     check: Callable[..., BoundCheck]
+    label: str = ""
+    search: tuple[Callable[..., BoundCheck], Callable[[torch.Generator], tuple[Tensor, ...]]] | None = None
+    unsearched: str = ""
+
+
+def shaped(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+    """Return what samples Gaussian tensors of these shapes."""
+    return lambda generator: tuple(portable.normal(*shape, generator=generator) for shape in shapes)
 
 
 @dataclass(frozen=True)

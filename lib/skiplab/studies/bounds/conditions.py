@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from skiplab.companion.cases import Draws, Statement, judged
+from skiplab.companion.cases import Draws, Statement, judged, shaped
 from skiplab.theory import bounds, counterexamples
 from skiplab.theory.bounds import BoundCheck
 from skiplab.theory.conditioning import condition_number
@@ -103,30 +103,76 @@ CUBIC, FFN, SKIP = (
 )
 
 
+# Why the counterexamples have no search.
+BUILT = "says what a counterexample reaches, which has nothing free but one angle or distance"
+
 CONDITIONS = {
-    "asa.prop41.as_stated": Statement(_any_shape, CUBIC),
-    "asa.prop41.repaired": Statement(_tall, bounds.cubic_condition),
-    "asa.prop41.definite": Statement(_definite, partial(bounds.cubic_condition, form="definite")),
-    "asa.prop41.narrow_heads": Statement(_narrow, CUBIC),
+    "asa.prop41.as_stated": Statement(
+        _any_shape, CUBIC, label="4.1 as published", search=(CUBIC, shaped((3, 4), (4, 4), (4, 4), (4, 4)))
+    ),
+    "asa.prop41.narrow_heads": Statement(
+        _narrow, CUBIC, label="4.1 for a head's weights", search=(CUBIC, shaped((6, 4), (4, 2), (4, 2), (4, 2)))
+    ),
     "asa.prop41.counterexample": Statement(
-        _angle, partial(_rotated, counterexamples.cubic_wide, bounds.cubic_condition)
+        _angle, partial(_rotated, counterexamples.cubic_wide, bounds.cubic_condition), unsearched=BUILT
     ),
     "asa.prop41.heads_counterexample": Statement(
-        _angle, partial(_rotated, counterexamples.cubic_heads, bounds.cubic_condition)
+        _angle, partial(_rotated, counterexamples.cubic_heads, bounds.cubic_condition), unsearched=BUILT
     ),
-    "asa.ffn.as_stated": Statement(_ffn_shapes, FFN),
-    "asa.ffn.repaired": Statement(lambda draws: _tall(draws)[:3], bounds.ffn_condition),
-    "asa.ffn.product": Statement(_ffn_shapes, partial(bounds.ffn_condition, form="product")),
-    "asa.ffn.counterexample": Statement(_angle, partial(_rotated, counterexamples.ffn_wide, bounds.ffn_condition)),
-    "asa.prop42.as_stated": Statement(_skipped, SKIP),
-    "asa.prop42.counterexample": Statement(_tall_and(lambda draws, d: _cancelling(d)), _raised),
-    "asa.prop42.ratio": Statement(_tall_and(Draws.small), bounds.skip_condition),
+    "asa.prop41.repaired": Statement(
+        _tall,
+        bounds.cubic_condition,
+        label="4.1, square weights, n ≥ d",
+        search=(bounds.cubic_condition, shaped((5, 3), (3, 3), (3, 3), (3, 3))),
+    ),
+    "asa.prop41.definite": Statement(
+        _definite,
+        partial(bounds.cubic_condition, form="definite"),
+        label="4.1, W_Q W_Kᵀ definite",
+        search=(
+            lambda x, w, v: bounds.cubic_condition(x, w, w, v, "definite"),
+            shaped((3, 4), (4, 4), (4, 4)),
+        ),
+    ),
+    "asa.ffn.as_stated": Statement(
+        _ffn_shapes, FFN, label="FFN as published", search=(FFN, shaped((5, 3), (3, 12), (12, 3)))
+    ),
+    "asa.ffn.repaired": Statement(
+        lambda draws: _tall(draws)[:3],
+        bounds.ffn_condition,
+        label="FFN, square weights",
+        search=(bounds.ffn_condition, shaped((5, 3), (3, 3), (3, 3))),
+    ),
+    "asa.ffn.product": Statement(
+        _ffn_shapes,
+        partial(bounds.ffn_condition, form="product"),
+        label="FFN, κ(W_up W_down)",
+        search=(partial(bounds.ffn_condition, form="product"), shaped((5, 3), (3, 12), (12, 3))),
+    ),
+    "asa.ffn.counterexample": Statement(
+        _angle, partial(_rotated, counterexamples.ffn_wide, bounds.ffn_condition), unsearched=BUILT
+    ),
+    "asa.prop42.as_stated": Statement(_skipped, SKIP, label="4.2 as published", search=(SKIP, shaped((5, 3), (3, 3)))),
+    "asa.prop42.counterexample": Statement(_tall_and(lambda draws, d: _cancelling(d)), _raised, unsearched=BUILT),
+    "asa.prop42.ratio": Statement(
+        _tall_and(Draws.small),
+        bounds.skip_condition,
+        label="4.2, (1+m)/(1−m)",
+        search=(lambda x, m: bounds.skip_condition(x, m / 10), shaped((5, 3), (3, 3))),
+    ),
     "asa.prop42.definite": Statement(
         _tall_and(lambda draws, d: draws.small(d) * draws.uniform(0.1, 3)),
         partial(bounds.skip_condition, form="definite"),
+        label="4.2, (1+m)/(1+μ)",
+        search=(lambda x, m: bounds.skip_condition(x, m / 10, "definite"), shaped((5, 3), (3, 3))),
     ),
     "asa.prop42.sufficient": Statement(
         lambda draws: (draws.orthonormal(9, 4) * draws.uniform(1, 3), _nearly_singular(draws, 4)),
         partial(bounds.skip_condition, form="lowers"),
+        label="4.2, κ(M) large enough",
+        search=(  # M of κ ≈ 10⁴, which the search may lower until the hypothesis stops it
+            lambda x, m: bounds.skip_condition(x, m / 10 * torch.logspace(0, -4, 3, dtype=torch.float64), "lowers"),
+            shaped((5, 3), (3, 3)),
+        ),
     ),
 }

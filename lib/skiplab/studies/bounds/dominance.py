@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.linalg import matrix_norm
 
 from skiplab import draws as portable
-from skiplab.companion.cases import Draws, Statement, judged
+from skiplab.companion.cases import Draws, Statement, judged, shaped
 from skiplab.theory import bounds
 from skiplab.theory.bounds import BoundCheck
 
@@ -59,10 +59,37 @@ def norm_is_enough(main: Tensor, rest: Tensor) -> BoundCheck:
 
 
 SKIPLESS = {
-    "cut.prop1.uniform": Statement(_nearly_constant, uniform),
-    "cut.prop1.diffuse": Statement(lambda draws: (draws.logits(draws.whole(2, 12)),), bounds.diffuse_rows),
-    "cut.prop1.diagonal": Statement(_dominant_diagonal, diagonal),
-    "cut.prop1.diagonal_kappa": Statement(_dominant_diagonal, bounds.diagonal_rows),
-    "cut.prop2.smaller_norm": Statement(partial(_main_and_rest, "norm"), norm_is_enough),
-    "cut.prop2.repaired": Statement(partial(_main_and_rest, "least"), bounds.dominant_term),
+    "cut.prop1.uniform": Statement(
+        _nearly_constant, uniform, label="skipless 1, nearly uniform", search=(uniform, shaped((5, 5)))
+    ),
+    "cut.prop1.diffuse": Statement(
+        lambda draws: (draws.logits(draws.whole(2, 12)),),
+        bounds.diffuse_rows,
+        label="skipless 1, diffuse rows",
+        search=(bounds.diffuse_rows, shaped((5, 5))),
+    ),
+    "cut.prop1.diagonal": Statement(
+        _dominant_diagonal, diagonal, label="skipless 1, diagonal entries", search=(diagonal, shaped((5, 5)))
+    ),
+    "cut.prop1.diagonal_kappa": Statement(
+        _dominant_diagonal,
+        bounds.diagonal_rows,
+        label="skipless 1, diagonal rows",
+        search=(lambda p: bounds.diagonal_rows(p + 6 * torch.eye(5)), shaped((5, 5))),
+    ),
+    "cut.prop2.smaller_norm": Statement(
+        partial(_main_and_rest, "norm"),
+        norm_is_enough,
+        label="skipless 2, smaller norm",
+        search=(lambda main, rest: norm_is_enough(main, rest / 10), shaped((4, 4), (4, 4))),
+    ),
+    "cut.prop2.repaired": Statement(
+        partial(_main_and_rest, "least"),
+        bounds.dominant_term,
+        label="skipless 2, ‖rest‖ < σ_min",
+        search=(
+            lambda main, rest: bounds.dominant_term(main + 6 * torch.eye(4), rest / 10),
+            shaped((4, 4), (4, 4)),
+        ),
+    ),
 }

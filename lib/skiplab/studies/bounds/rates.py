@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm
 
-from skiplab.companion.cases import NEGLIGIBLE, Draws, Statement, judged
+from skiplab.companion.cases import NEGLIGIBLE, Draws, Statement, judged, shaped
+from skiplab.studies.bounds.conditions import BUILT
 from skiplab.theory import bounds, counterexamples
 from skiplab.theory.bounds import BoundCheck
 from skiplab.theory.spectral import hc, hc_ratio
@@ -115,30 +116,139 @@ def _kind(draws: Draws) -> tuple:
     return (bounds.LOGITS[draws.whole(0, 2)], *_projections(draws))
 
 
+def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor, form: str = "repaired") -> BoundCheck:
+    """Check what `_block` checks, with gradients: measured/bound of both steps multiplied."""
+    normed = (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, correction=0, keepdim=True)
+    inner, norm = bounds.attention_rate(normed, logits, w_v), bounds.layer_norm_rate(x, form=form)
+    return judged("theorem 3, block", (inner.log_ratio + norm.log_ratio).exp(), 1.0)
+
+
+def _gentle(share: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
+    """Check a skip whose branch has `share` of the input's HC by theorem 3: with no branch at all nothing is to be found."""
+    return with_skip(x, logits, share * w_v / (bounds.attention_gain(logits) * matrix_norm(w_v, 2)), form="lower")
+
+
+def _normalised(norm: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
+    return decays(x, logits, norm * w_v / matrix_norm(w_v, 2))
+
+
+def _any_half_range(x: Tensor, w_q: Tensor, w_k: Tensor) -> BoundCheck:
+    """Return the tightest of the three kinds of logits."""
+    return min(
+        (bounds.logit_check(kind, x, w_q, w_k, "half_range") for kind in bounds.LOGITS), key=lambda check: check.slack
+    )
+
+
+_LAYER, _WEIGHTS, _HEADS = ((6, 4), (6, 6), (4, 4)), ((5, 4), (4, 3), (4, 3)), ((6, 4), (2, 6, 6), (4, 4), (4, 4))
+
 RATES = {
-    "anti.thm3.as_stated": Statement(_layer, bounds.attention_rate),
-    "anti.thm3.row_range": Statement(_layer, _row_range),
-    "anti.thm3.sharp": Statement(_layer, partial(bounds.attention_rate, form="sharp")),
-    "anti.thm3.monotone": Statement(partial(_below, lambda n: n**-0.5), decays),
-    "anti.thm3.monotone_sharp": Statement(partial(_below, lambda n: (2 / n) ** 0.5), decays),
-    **{
-        f"anti.thm3.logits_{kind}": Statement(_projections, partial(bounds.logit_check, kind)) for kind in bounds.LOGITS
-    },
-    "anti.thm3.half_range": Statement(_kind, partial(bounds.logit_check, form="half_range")),
-    "anti.thm3.block": Statement(_normed_layer, partial(_block, form="paper")),
-    "anti.thm3.layernorm": Statement(_normed_layer, partial(_block, form="repaired")),
+    "anti.thm3.as_stated": Statement(
+        _layer, bounds.attention_rate, label="theorem 3 as published", search=(bounds.attention_rate, shaped(*_LAYER))
+    ),
+    "anti.thm3.row_range": Statement(
+        _layer,
+        _row_range,
+        label="theorem 3, row ranges",
+        search=(partial(bounds.attention_rate, form="range"), shaped(*_LAYER)),
+    ),
+    "anti.thm3.sharp": Statement(
+        _layer,
+        partial(bounds.attention_rate, form="sharp"),
+        label="theorem 3, sharp",
+        search=(partial(bounds.attention_rate, form="sharp"), shaped(*_LAYER)),
+    ),
+    "anti.thm3.monotone": Statement(
+        partial(_below, lambda n: n**-0.5),
+        decays,
+        label="decay, ‖W_V‖ < 1/√n",
+        search=(partial(_normalised, 6**-0.5), shaped(*_LAYER)),
+    ),
+    "anti.thm3.monotone_sharp": Statement(
+        partial(_below, lambda n: (2 / n) ** 0.5),
+        decays,
+        label="decay, ‖W_V‖ < √(2/n)",
+        search=(partial(_normalised, 3**-0.5), shaped(*_LAYER)),
+    ),
+    "anti.thm3.block": Statement(
+        _normed_layer,
+        partial(_block, form="paper"),
+        label="… in a block, no LayerNorm factor",
+        search=(partial(_searched_block, form="paper"), shaped(*_LAYER)),
+    ),
+    "anti.thm3.layernorm": Statement(
+        _normed_layer,
+        partial(_block, form="repaired"),
+        label="… with the LayerNorm's factor",
+        search=(_searched_block, shaped(*_LAYER)),
+    ),
     "anti.thm3.layernorm_attained": Statement(
         lambda draws: (counterexamples.layer_norm_raises(10 ** draws.uniform(-4, 0), draws.whole(2, 10)),),
         lambda x: judged("layer norm, attained", abs(bounds.layer_norm_rate(x).slack), 1e-6),
+        unsearched=BUILT,
     ),
-    "anti.thm3.layernorm_sharp": Statement(_normed_layer, partial(_block, form="sharp")),
-    "anti.ext.multihead": Statement(_many_heads, bounds.multihead_rate),
-    "anti.ext.multihead_sqrt": Statement(_many_heads, partial(bounds.multihead_rate, form="root")),
-    "anti.ext.multihead_whole": Statement(_many_heads, partial(bounds.multihead_rate, form="whole")),
-    "anti.ext.skip": Statement(_square_layer, partial(with_skip, form="paper")),
-    "anti.ext.skip_lower": Statement(_gentle_layer, partial(with_skip, form="lower")),
-    "anti.ext.skip_identity": Statement(lambda draws: (draws.attention(draws.whole(2, 10)),), _same_one),
-    "anti.ext.skip_bands": Statement(_either_band, bands_alike),
-    "anti.ext.ffn": Statement(_ffn, bounds.ffn_rate),
-    "anti.ext.ffn_skip": Statement(_ffn, partial(bounds.ffn_rate, skip=True)),
+    "anti.thm3.layernorm_sharp": Statement(
+        _normed_layer,
+        partial(_block, form="sharp"),
+        label="… with its sharper factor",
+        search=(partial(_searched_block, form="sharp"), shaped(*_LAYER)),
+    ),
+    "anti.ext.multihead": Statement(
+        _many_heads, bounds.multihead_rate, label="H heads, H σ₁σ₂", search=(bounds.multihead_rate, shaped(*_HEADS))
+    ),
+    "anti.ext.multihead_sqrt": Statement(
+        _many_heads,
+        partial(bounds.multihead_rate, form="root"),
+        label="H heads, √H",
+        search=(partial(bounds.multihead_rate, form="root"), shaped(*_HEADS)),
+    ),
+    "anti.ext.multihead_whole": Statement(
+        _many_heads,
+        partial(bounds.multihead_rate, form="whole"),
+        label="H heads, no factor H",
+        search=(partial(bounds.multihead_rate, form="whole"), shaped(*_HEADS)),
+    ),
+    "anti.ext.skip": Statement(
+        _square_layer,
+        partial(with_skip, form="paper"),
+        label="skip, 1 + rate",
+        search=(partial(with_skip, form="paper"), shaped(*_LAYER)),
+    ),
+    "anti.ext.skip_lower": Statement(
+        _gentle_layer,
+        partial(with_skip, form="lower"),
+        label="skip, 1 − rate",
+        search=(partial(_gentle, 0.5), shaped(*_LAYER)),
+    ),
+    "anti.ext.skip_identity": Statement(
+        lambda draws: (draws.attention(draws.whole(2, 10)),),
+        _same_one,
+        unsearched="an identity: what is measured is rounding",
+    ),
+    "anti.ext.skip_bands": Statement(
+        _either_band, bands_alike, label="skip, both bands alike", search=(bands_alike, shaped(*_LAYER))
+    ),
+    "anti.ext.ffn": Statement(
+        _ffn, bounds.ffn_rate, label="FFN, σ₃", search=(bounds.ffn_rate, shaped((6, 4), (4, 8), (8, 4)))
+    ),
+    "anti.ext.ffn_skip": Statement(
+        _ffn,
+        partial(bounds.ffn_rate, skip=True),
+        label="FFN with its skip, 1 + σ₃",
+        search=(partial(bounds.ffn_rate, skip=True), shaped((6, 4), (4, 8), (8, 4))),
+    ),
+    **{
+        f"anti.thm3.logits_{kind}": Statement(
+            _projections,
+            partial(bounds.logit_check, kind),
+            {"dot": "dot-product", "l2": "L2", "logistic": "logistic"}[kind] + " logits",
+            (partial(bounds.logit_check, kind), shaped(*_WEIGHTS)),
+        )
+        for kind in bounds.LOGITS
+    },
+    "anti.thm3.half_range": Statement(
+        _kind,
+        partial(bounds.logit_check, form="half_range"),
+        label="logits, half the range",
+        search=(_any_half_range, shaped(*_WEIGHTS)),
+    ),
 }

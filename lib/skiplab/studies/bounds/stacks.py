@@ -1,6 +1,7 @@
 """Statements about stacks of attention maps: Anti-Oversmoothing (arXiv 2203.05962), theorem 1 and corollary 2."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.linalg import matrix_norm
 
-from skiplab.companion.cases import Draws, Statement, judged
+from skiplab.companion.cases import NEGLIGIBLE, Draws, Statement, judged, shaped
+from skiplab.studies.bounds.conditions import BUILT
 from skiplab.theory import bounds, counterexamples
 from skiplab.theory.bounds import BoundCheck
 from skiplab.theory.spectral import hc, hc_ratio
@@ -123,28 +125,118 @@ def _pair(draws: Draws) -> tuple[Tensor, Tensor]:
     return draws.attention(n, sharpness=draws.uniform(0.1, 8)), draws.attention(n, sharpness=draws.uniform(0.1, 8))
 
 
+def _approach(attn: Tensor, z: Tensor, steps: int = 4) -> BoundCheck:
+    """Check the rate behind theorem 1, ‖HC‖/‖DC‖ of Aᵗz ≤ h / √n(‖πᵀz‖ − ‖π − 1/n‖h) with h = √(n/2) τᵗ‖HC[z]‖."""
+    n, pi = len(attn), bounds.stationary_distribution(attn)
+    h = math.sqrt(n / 2) * dobrushin(attn) ** steps * matrix_norm(hc(z))
+    left = (pi @ z).norm() - (pi - 1 / n).norm() * h
+    ratio = hc_ratio(torch.linalg.matrix_power(attn, steps) @ z)
+    return judged("theorem 1, approach", ratio, h / math.sqrt(n) / left.clamp(min=NEGLIGIBLE), said=bool(left > 0))
+
+
+def _floor(attn: Tensor, z: Tensor, steps: int = 4) -> BoundCheck:
+    """Check ‖DC‖/‖HC‖ ≤ √n ‖π − 1/n‖ of Aᵗw, w being what is left of `z` on πᵀw = 0."""
+    n, pi = len(attn), bounds.stationary_distribution(attn)
+    w = torch.linalg.matrix_power(attn, steps) @ (z - pi @ z)
+    return judged("theorem 1, floor", 1 / hc_ratio(w), math.sqrt(n) * (pi - 1 / n).norm())
+
+
+def _on_maps(check: Callable, *logits: Tensor) -> BoundCheck:
+    return check(*(torch.softmax(p, dim=-1) for p in logits))
+
+
+def _least_entry(attn: Tensor) -> BoundCheck:
+    return judged("tau, least entry", dobrushin(attn), 1 - len(attn) * attn.min(), 1e-12)
+
+
+def _submultiplicative(a: Tensor, b: Tensor) -> BoundCheck:
+    return judged("tau, product", dobrushin(a @ b), dobrushin(a) * dobrushin(b))
+
+
 STACKS = {
     "anti.thm1.as_stated": Statement(
-        lambda draws: (_projected if draws.whole(0, 1) else _usual)(draws), partial(bounds.low_pass_limit, form="paper")
+        lambda draws: (_projected if draws.whole(0, 1) else _usual)(draws),
+        partial(bounds.low_pass_limit, form="paper"),
+        label="theorem 1 as published",
+        unsearched="false only where πᵀz = 0, a set that no gradient leads to; elsewhere it is anti.thm1.repaired",
     ),
-    "anti.thm1.repaired": Statement(_usual, bounds.low_pass_limit),
-    "anti.thm1.exception": Statement(_projected, partial(bounds.low_pass_limit, form="floor")),
-    "anti.thm1.rounding": Statement(_projected, _unprojected),
-    "anti.thm1.rate": Statement(_usual, _asymptotic),
-    "anti.thm1.lambda2_bound": Statement(_steps, partial(bounds.low_pass_rate, form="paper")),
-    "anti.thm1.dobrushin_rate": Statement(_steps, bounds.low_pass_rate),
-    "anti.cor2.stochastic": Statement(lambda draws: (_stack(draws, draws.whole(2, 24)),), _stochastic),
-    "anti.cor2.smooths": Statement(_deep_stack, lambda attns: judged("corollary 2, deep", worst_gain(attns), 0.01)),
-    "anti.cor2.dobrushin": Statement(lambda draws: (_stack(draws, draws.whole(1, 6)),), bounds.product_low_pass),
+    "anti.thm1.repaired": Statement(
+        _usual,
+        bounds.low_pass_limit,
+        label="theorem 1, πᵀz ≠ 0",
+        search=(  # the rate from which `low_pass_limit` takes its number of steps
+            lambda p, z: _approach(torch.softmax(p, dim=1), z + 3),
+            shaped((6, 6), (6, 1)),
+        ),
+    ),
+    "anti.thm1.exception": Statement(
+        _projected,
+        partial(bounds.low_pass_limit, form="floor"),
+        label="theorem 1, floor at πᵀz = 0",
+        search=(lambda p, z: _floor(torch.softmax(p, dim=1), z), shaped((6, 6), (6, 1))),
+    ),
+    "anti.thm1.rounding": Statement(
+        _projected, _unprojected, unsearched="about the rounding of an iteration, which has no gradient"
+    ),
+    "anti.thm1.rate": Statement(
+        _usual,
+        _asymptotic,
+        unsearched="counts from a step, a whole number, that depends on the eigenvectors; anti.thm1.dobrushin_rate is searched",
+    ),
+    "anti.thm1.lambda2_bound": Statement(
+        _steps,
+        partial(bounds.low_pass_rate, form="paper"),
+        label="|λ₂|ᵗ from step 1",
+        search=(
+            lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z.detach(), 1, "paper"),
+            shaped((6, 6), (6, 1)),
+        ),
+    ),
+    "anti.thm1.dobrushin_rate": Statement(
+        _steps,
+        bounds.low_pass_rate,
+        label="√(n/2) τᵗ",
+        search=(
+            lambda p, z: bounds.low_pass_rate(torch.softmax(p, dim=1), z, 2),
+            shaped((6, 6), (6, 1)),
+        ),
+    ),
+    "anti.cor2.stochastic": Statement(
+        lambda draws: (_stack(draws, draws.whole(2, 24)),),
+        _stochastic,
+        unsearched="an identity: what is measured is rounding",
+    ),
+    "anti.cor2.smooths": Statement(
+        _deep_stack,
+        lambda attns: judged("corollary 2, deep", worst_gain(attns), 0.01),
+        unsearched="the gain of 1,000 random layers is rounding, and so is its gradient",
+    ),
+    "anti.cor2.dobrushin": Statement(
+        lambda draws: (_stack(draws, draws.whole(1, 6)),),
+        bounds.product_low_pass,
+        label="corollary 2, √(n/2) Π τ",
+        search=(lambda p: bounds.product_low_pass(torch.softmax(p, dim=-1)), shaped((1, 6, 6))),
+    ),
     "anti.cor2.attained": Statement(
         lambda draws: counterexamples.amplifying_attention(2 * draws.whole(2, 12), 10 ** draws.uniform(-6, -1)),
         _attained,
+        unsearched=BUILT,
     ),
-    "anti.cor2.only_if": Statement(_smoothing_stack, _only_if),
+    "anti.cor2.only_if": Statement(
+        _smoothing_stack,
+        _only_if,
+        unsearched="its hypothesis, a gain below 1e-6, is lost with the first step towards a larger Π τ",
+    ),
     "anti.cor2.tau_min": Statement(
-        lambda draws: _pair(draws)[:1], lambda a: judged("tau, least entry", dobrushin(a), 1 - len(a) * a.min(), 1e-12)
+        lambda draws: _pair(draws)[:1],
+        _least_entry,
+        label="τ ≤ 1 − n min A",
+        search=(partial(_on_maps, _least_entry), shaped((6, 6))),
     ),
     "anti.cor2.tau_product": Statement(
-        _pair, lambda a, b: judged("tau, product", dobrushin(a @ b), dobrushin(a) * dobrushin(b))
+        _pair,
+        _submultiplicative,
+        label="τ(AB) ≤ τ(A) τ(B)",
+        search=(partial(_on_maps, _submultiplicative), shaped((6, 6), (6, 6))),
     ),
 }

@@ -1,6 +1,6 @@
 """The statements of data/claims.yaml that notebook 04 counts, by name, and surveys of them.
 
-STATEMENTS holds how a case of each is drawn and judged, SHARES the same for each share of draws. The mathematics is in
+STATEMENTS holds how a case of each is drawn, judged and searched for, SHARES the same for each share of draws. The mathematics is in
 `skiplab.theory.bounds`."""
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from skiplab.studies.bounds.rates import RATES
 from skiplab.studies.bounds.stacks import STACKS
 
 STATEMENTS = CONDITIONS | STACKS | RATES | SKIPLESS
+# What the figure of slack calls each inequality, from the published ones to the repaired and the sharper.
+LABELS = {claim: statement.label for claim, statement in STATEMENTS.items() if statement.label}
 
 
 def _all(make: Callable[[Draws], Callable], *shapes: tuple[int, int]) -> Callable[[Draws], tuple]:

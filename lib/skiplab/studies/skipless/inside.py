@@ -34,7 +34,7 @@ CHOSEN = next(iter(READINGS))  # what SkiplessInit does by default, its MLP scal
 
 def follow(model: nn.Module, images: Tensor) -> Iterator[tuple[Block, Tensor]]:
     """Yield each block of a ViT, in float64, with the tokens (B, n, d) that enter it, skips as the model has them."""
-    blocks, x = weights.exact(model, images)
+    blocks, x = matrices.exact(model, images)
     for block in blocks:
         yield block, x
         x = block(x)
