@@ -1,8 +1,8 @@
 """Explorers as plain functions, without a widget or a browser.
 
-An `Exploration` is the controls with their ranges, `compute` from their values to the numbers shown, `panels`, what stays
-the same in every picture, `draw`, what changes, and `facts`, the numbers in words. `widgets` puts one behind controls,
-`strip` shows some of its states on paper."""
+An `Exploration` is the controls with their ranges, `compute` from their values to the numbers shown, `panels`, what
+stays the same in every picture, `draw`, what changes, and `facts`, the numbers in words. `widgets` puts one behind
+controls, `strip` shows some of its states on paper."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -207,5 +207,5 @@ def image(axis: Axes, pixels: numpy.ndarray, **options: object) -> None:
 
 
 def attention_image(axis: Axes, attn: Tensor) -> None:
-    """Draw an attention map (n, n), a row a token that looks; the colours run from 0 to its largest entry, at least 2/n."""
+    """Draw an attention map (n, n), a row per query; the colours run from 0 to its largest entry, at least 2/n."""
     image(axis, attn.numpy(), cmap="cividis", vmin=0, vmax=max(float(attn.max()), 2 / len(attn)))

@@ -251,7 +251,7 @@ def _small(figure: Figure, words: str) -> DisplayedImage:
 
 
 def papermill_command(name: str, values: dict, others: Mapping = {}) -> str:
-    """Return the command that runs the playground with an explorer starting at these values, and `others` parameters."""
+    """Return the command that runs the playground with an explorer at these values, and `others` parameters."""
     words = [".venv/bin/papermill", NOTEBOOK, "out.ipynb"]
     for parameter, value in {name: values, **others}.items():
         if isinstance(value, dict):

@@ -138,14 +138,15 @@ def adding_up(comparison: pandas.DataFrame, sd: float) -> pandas.DataFrame:
 
 
 def supported(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float) -> list[str]:
-    """Say what `single_effects` and `together` support of top-1, and from how many points on, `sd` being that of one run."""
+    """Say what `single_effects` and `together` support of top-1, and from how many points on; `sd` is one run's."""
     if not sd:
         return ["the noise of a run is not known, so nothing can be told from it: give more than one seed"]
     one = SURE * sd / comparison.seed.nunique() ** 0.5
     alone = one * math.sqrt(2)
     margins = {names.count(" + ") + 1: one * spread for names, spread in zip(comparison.cures, comparison.spread)}
     lines = [
-        f"{comparison.seed.nunique()} seed(s), sd of one run {sd:.1f} points: noise hides gains up to {alone:.1f} points, "
+        f"{comparison.seed.nunique()} seed(s), sd of one run {sd:.1f} points: noise hides gains "
+        f"up to {alone:.1f} points, "
         "and distances from the sum up to "
         + ", ".join(f"{margin:.1f} ({cures} cures)" for cures, margin in sorted(margins.items()))
     ]
@@ -159,7 +160,8 @@ def supported(effects: pandas.DataFrame, comparison: pandas.DataFrame, sd: float
             + (", ".join(f"{cure} {gain:+.1f}" for cure, gain in beyond.items()) or "no cure"),
             "  better together than the best alone, beyond noise: "
             + ("; ".join(ahead.index) or f"none of {len(mean)}"),
-            f"  told neither from the sum nor from the best alone: {neither.sum()} of {len(mean)}, of which these runs do "
+            f"  told neither from the sum nor from the best alone: {neither.sum()} of {len(mean)}, "
+            f"of which these runs do "
             "not say whether the cures add up",
         ]
     return lines

@@ -72,8 +72,8 @@ def draw_all_pass(axes: Sequence[Axes], found: Found) -> None:
 def all_pass_facts(found: Found) -> list[str]:
     """Say the factors on HC and DC, and the ratios reached."""
     return [
-        f"each layer: AttnScale multiplies HC by 1 + ω = {1 + found.omega:.4g}; FeatScale HC by 1 + t = {1 + found.t:.4g} "
-        f"and DC by 1 + s = {1 + found.s:.4g}",
+        f"each layer: AttnScale multiplies HC by 1 + ω = {1 + found.omega:.4g}; "
+        f"FeatScale HC by 1 + t = {1 + found.t:.4g} and DC by 1 + s = {1 + found.s:.4g}",
         f"‖HC‖/‖DC‖ after {found.layers} layers: "
         + ", ".join(f"{kind} {ratios[found.layers]:.3g}" for kind, ratios in found.ratios.items()),
     ]

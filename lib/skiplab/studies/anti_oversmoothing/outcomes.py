@@ -75,7 +75,7 @@ def learned(model: nn.Module) -> pandas.DataFrame:
 
 
 def moved(scores: pandas.DataFrame, arms: Mapping[str, Sequence[Run]], model: str) -> str:
-    """Say how far a model's scalings moved from 0, on average, and how far apart its arms score: `scores` and `compare`."""
+    """Say how far a model's scalings moved from 0 on average, and how far apart its arms score."""
     apart = scores[scores.model == model].groupby("seed").final_test_top1.agg(lambda top1: top1.max() - top1.min())
     scales = pandas.concat(
         [learned(run.load_model()) for arm, found in arms.items() if arm != "plain" for run in found]

@@ -154,7 +154,7 @@ def factorial(table: pandas.DataFrame) -> Figure:
 
 
 def _arm(row: object) -> str:
-    """Name a row of the factorial: its skip, its initialisation if it is the skipless one, its scaling if there is one."""
+    """Name a row of the factorial: its skip, the skipless initialisation if it has that, its scaling if it has one."""
     cures = [
         NAMES[level] for level, none in ((row.init, CURES["init"]), (row.scaling, CURES["scaling"])) if level != none
     ]

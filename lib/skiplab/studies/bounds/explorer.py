@@ -25,7 +25,7 @@ def bound(alpha: float, tokens: int, norm: float, pattern: str) -> Found:
 
     Logits lie in [−α, α]: "random" uniform, or in "two camps": half of the tokens look at one token, half at another.
     W_V is `norm` times an orthogonal matrix. Found: over ALPHAS the published `bounds`, the `sharp` ones (ours) and the
-    `measured`; at `alpha` `bound`, `measured_here` and whether decay is `guaranteed`; `decay`, ‖HC‖ over LAYERS layers of
+    `measured`; at `alpha` `bound`, `measured_here`, whether decay is `guaranteed`; `decay`, ‖HC‖ over LAYERS layers of
     random tokens. Anti-Oversmoothing, theorem 3.
     """
     units = _unit_logits(tokens, pattern)

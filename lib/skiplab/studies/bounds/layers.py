@@ -108,7 +108,7 @@ def _scaled(check: BoundCheck, factor: float) -> BoundCheck:
 
 
 def failed_hypotheses(checks: pandas.DataFrame) -> pandas.DataFrame:
-    """Return in how many percent of the cases each hypothesis fails, from `check_model`: a row per claim and hypothesis."""
+    """Return the percentage of cases of `check_model` in which each hypothesis fails, by claim and hypothesis."""
     cases = checks.groupby("claim", sort=False).size()
     failed = checks.explode("failed").dropna(subset="failed").groupby(["claim", "failed"], sort=False).size()
     table = failed.rename("fails in % of cases").reset_index().rename(columns={"failed": "hypothesis"})

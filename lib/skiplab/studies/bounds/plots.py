@@ -27,25 +27,11 @@ def slack(
     """
     figure, axis = plt.subplots(figsize=(7.6, 0.3 * len(names) + 1.5))
     for row, claim in enumerate(names):
-        for slacks, offset, colour in (
-            (generated.get(claim), -0.14, PALETTE[0]),
-            (trained.get(claim), 0.14, PALETTE[2]),
-        ):
-            if slacks is not None and len(slacks):
-                decades = numpy.clip(numpy.asarray(slacks) / numpy.log(10), -EDGE, EDGE)
-                least, low, middle, high, most = numpy.quantile(decades, (0, 0.25, 0.5, 0.75, 1))
-                axis.plot([least, most], [row + offset] * 2, color=colour, linewidth=1)
-                axis.plot([low, high], [row + offset] * 2, color=colour, linewidth=4, solid_capstyle="butt")
-                axis.plot(middle, row + offset, "o", color="white", markeredgecolor=colour, markersize=4, zorder=3)
+        _spread(axis, generated.get(claim, ()), row - 0.14, PALETTE[0])
+        _spread(axis, trained.get(claim, ()), row + 0.14, PALETTE[2])
         if claim in worst:
-            axis.plot(
-                numpy.clip(-numpy.log10(worst[claim]), -EDGE, EDGE),
-                row - 0.14,
-                "D",
-                color=PALETTE[3],
-                markersize=4,
-                zorder=4,
-            )
+            decades = numpy.clip(-numpy.log10(worst[claim]), -EDGE, EDGE)
+            axis.plot(decades, row - 0.14, "D", color=PALETTE[3], markersize=4, zorder=4)
     axis.axvspan(-EDGE * 1.05, 0, color=PALETTE[3], alpha=0.1, zorder=0, linewidth=0)
     axis.axvline(0, color=PALETTE[3], linewidth=1)
     axis.set(
@@ -59,18 +45,23 @@ def slack(
         if min(generated[claim]) < -1e-9:
             label.set(color=PALETTE[3], fontweight="bold")
     axis.grid(axis="y", visible=False)
-    handles = [
-        plt.Line2D([], [], color=PALETTE[0], linewidth=4),
-        plt.Line2D([], [], color=PALETTE[2], linewidth=4),
-        plt.Line2D([], [], color=PALETTE[3], marker="D", linestyle="", markersize=4),
-    ]
-    figure.legend(
-        handles,
-        ["generated cases", "trained models", "worst case found by search"],
-        loc="outside upper center",
-        ncols=3,
-    )
+    handles = {
+        "generated cases": plt.Line2D([], [], color=PALETTE[0], linewidth=4),
+        "trained models": plt.Line2D([], [], color=PALETTE[2], linewidth=4),
+        "worst case found by search": plt.Line2D([], [], color=PALETTE[3], marker="D", linestyle="", markersize=4),
+    }
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=3)
     return figure
+
+
+def _spread(axis: plt.Axes, slacks: Sequence[float], y: float, colour: tuple) -> None:
+    """Draw slacks as a thin line over all, a thick one over the middle half, and a dot at the median."""
+    if len(slacks):
+        decades = numpy.clip(numpy.asarray(slacks) / numpy.log(10), -EDGE, EDGE)
+        least, low, middle, high, most = numpy.quantile(decades, (0, 0.25, 0.5, 0.75, 1))
+        axis.plot([least, most], [y] * 2, color=colour, linewidth=1)
+        axis.plot([low, high], [y] * 2, color=colour, linewidth=4, solid_capstyle="butt")
+        axis.plot(middle, y, "o", color="white", markeredgecolor=colour, markersize=4, zorder=3)
 
 
 def jacobians(table: pandas.DataFrame) -> Figure:

@@ -124,7 +124,7 @@ def _searched_block(x: Tensor, logits: Tensor, w_v: Tensor, form: str = "repaire
 
 
 def _gentle(share: float, x: Tensor, logits: Tensor, w_v: Tensor) -> BoundCheck:
-    """Check a skip whose branch has `share` of the input's HC by theorem 3: with no branch at all nothing is to be found."""
+    """Check a skip whose branch has `share` of the input's HC by theorem 3; without a branch nothing is to be found."""
     return with_skip(x, logits, share * w_v / (bounds.attention_gain(logits) * matrix_norm(w_v, 2)), form="lower")
 
 

@@ -181,7 +181,7 @@ STACKS = {
     "anti.thm1.rate": Statement(
         _usual,
         _asymptotic,
-        unsearched="counts from a step, a whole number, that depends on the eigenvectors; anti.thm1.dobrushin_rate is searched",
+        unsearched="counts from a step that depends on the eigenvectors; anti.thm1.dobrushin_rate is searched",
     ),
     "anti.thm1.lambda2_bound": Statement(
         _steps,

@@ -1,7 +1,7 @@
 """The statements of data/claims.yaml that notebook 04 counts, by name, and surveys of them.
 
-STATEMENTS holds how a case of each is drawn, judged and searched for, SHARES the same for each share of draws. The mathematics is in
-`skiplab.theory.bounds`."""
+STATEMENTS holds how a case of each is drawn, judged and searched for, SHARES the same for each share of
+draws. The mathematics is in `skiplab.theory.bounds`."""
 
 from collections.abc import Callable
 

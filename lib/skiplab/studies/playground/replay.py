@@ -28,7 +28,8 @@ def train_and_watch(config: loop.TrainConfig, folder: Path, report: Callable[[li
     """Train as `loop.train` does; each epoch's row of the history also holds `attention`.
 
     That is, for every block, the mean over heads of the attention map (n, n) of the first validation image, to five
-    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder until the store has the result.
+    decimals; None where the weights are no longer finite. Resumes like `loop.train`: maps are kept in the run's folder
+    until the store has the result.
     """
     path, saved = folder / "attention.json", folder / "checkpoint.safetensors"
     kept = (
@@ -107,7 +108,7 @@ def exploration(runs: Sequence[Run], parameters: Mapping | None = None) -> Explo
 
 
 def replay(runs: Mapping[str, Run], epoch: int, block: int) -> Found:
-    """Look up one epoch of both runs. Found, for each of ARMS: `curves`, validation top-1 by epoch; `kappas`, the median
+    """Look up one epoch of both runs. Found, for each of ARMS: `curves`, validation top-1 by epoch; `kappas`, median
     ln κ of every block's SAB output; `maps`, the block's attention, None where it is lost.
 
     ln κ is infinite where most outputs are rank-deficient, else of the finite ones, NaN where there is none.

@@ -31,7 +31,7 @@ INIT_TOKENS, INIT_WIDTH = 12, 16
 def skipless(alpha: float, beta: float, c: float, heads: int, similarity: float) -> Found:
     """Initialise attention for training without its skip, and compare its Jacobian with the usual initialisation's.
 
-    W_V = c·U and W_O = c·Vᵀ orthogonal, W_Q W_Kᵀ ≈ αZ + βI per head; against Gaussian weights N(0, 1/d). `similarity` is
+    W_V = c·U, W_O = c·Vᵀ orthogonal, W_Q W_Kᵀ ≈ αZ + βI per head; against Gaussian weights N(0, 1/d). `similarity` is
     the mean cosine of the random tokens, which are layer-normed. Found, each for "skipless" and "usual": `maps` (n, n),
     the heads' mean; `spectra` of K; `kappas` of K; `with_skip` the usual K + I's spectrum; `diagonal` of the maps.
     Cutting the Skip, section 4. Raises InputError where the heads do not share the width evenly.

@@ -25,7 +25,10 @@ from skiplab.transforms.augment import normalise
 ORTHOGONAL = 1 + 1e-5  # kappa above which W_V W_O does not count as orthogonal
 
 
-READINGS = {"a Z for each head": {}, "one Z for all heads": {"heads": "shared"}, "triples shared out": {"heads": "split"},
+READINGS = {
+    "a Z for each head": {},
+    "one Z for all heads": {"heads": "shared"},
+    "triples shared out": {"heads": "split"},
             "MLP orthogonal": {"mlp": "orthogonal"}, "MLP as in timm": {"mlp": "default"}}  # fmt: skip
 
 
@@ -183,7 +186,7 @@ def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:
 
 
 def architecture_cases(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Measurement:
-    """Count the models whose state dict differs, in a name or a shape, from the same with the default initialisation."""
+    """Count models whose state dict differs, in a name or a shape, from the same with the default initialisation."""
     shapes = [[{name: tensor.shape for name, tensor in model.state_dict().items()} for model in pair] for pair in pairs]
     differing = sum(one != other for one, other in shapes)
     return Measurement(violations=differing, cases=len(pairs), note="names and shapes compared")

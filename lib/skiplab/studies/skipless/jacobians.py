@@ -16,7 +16,7 @@ DIFFERENCE = 1e-6  # relative, above which a formula of the Jacobian counts as v
 
 
 def jacobian_cases(cases: int, seed: int = 0) -> dict[str, Measurement]:
-    """Try the four statements about the Jacobian on `cases` random layers each; return each one's measurement by its id."""
+    """Try the four statements about the Jacobian on `cases` random layers each; return each measurement by its id."""
     tests = {
         "cut.jacobian.formula": _formula,
         "cut.jacobian.skip": _with_skip,

@@ -68,7 +68,7 @@ def neighbours(table: pandas.DataFrame, optimizer: str, depth: int) -> str:
 def own_rates(
     table: pandas.DataFrame, best: Mapping[str, float], arms: Mapping[str, str], optimizers: Mapping[str, str]
 ) -> list[str]:
-    """Say of each optimiser where its `best` rate lies, and what the arms without skips score there and at their own best.
+    """Say where each optimiser's `best` rate lies, and what the arms without skips score there and at their own best.
 
     `table` has a row per arm, optimiser and learning rate; an arm's own best has the highest validation top-1.
     """

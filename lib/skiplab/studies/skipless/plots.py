@@ -1,4 +1,4 @@
-"""The figures of notebook 06: they draw what `inside`, `outcomes` and the runs hold, and compute nothing but summaries."""
+"""The figures of notebook 06: they draw what `inside`, `outcomes` and the runs hold."""
 
 from collections.abc import Mapping, Sequence
 
@@ -101,7 +101,7 @@ def training(table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mappi
 def rates(
     table: pandas.DataFrame, arms: Mapping[str, str], optimizers: Mapping[str, str], best: Mapping[str, float]
 ) -> Figure:
-    """Draw test top-1 by learning rate, a panel per optimiser and a line per arm; dotted, the `best` one of each optimiser."""
+    """Draw test top-1 by learning rate, a panel per optimiser and a line per arm; dotted: each optimiser's `best`."""
     figure, axes = plt.subplots(1, len(optimizers), figsize=(3.6 * len(optimizers), 3.2), sharey=True, squeeze=False)
     for axis, (optimizer, title) in zip(axes[0], optimizers.items()):
         for (arm, label), colour, style in zip(arms.items(), PALETTE, STYLES):
@@ -136,12 +136,8 @@ def sensitivity(
         axis.errorbar(summary.index, summary["mean"], summary["std"], fmt="o-", capsize=3, color=PALETTE[2])
         axis.plot(rows.value, rows.test_top1, ".", color="0.4", markersize=3, zorder=3)
         axis.axvline(centre[name], color="0.6", linestyle=":", linewidth=1)
-        axis.set(
-            xlabel=symbol,
-            xscale="log",
-            xticks=list(summary.index),
-            xticklabels=[f"{value:g}" for value in summary.index],
-        )
+        axis.set(xlabel=symbol, xscale="log", xticks=list(summary.index))
+        axis.set_xticklabels([f"{value:g}" for value in summary.index])
         axis.minorticks_off()
     names = list(dict.fromkeys(readings.reading))
     summary = readings.groupby("reading").test_top1.agg(["mean", "std"]).fillna(0).loc[names]
@@ -163,7 +159,7 @@ def sensitivity(
 
 
 def dense(table: pandas.DataFrame, metrics: Mapping[str, str], arms: Mapping[str, str]) -> Figure:
-    """Draw each dense metric by depth, arm and seed; `table` has the columns arm, depth, seed and those of `metrics`."""
+    """Draw each dense metric by depth, arm and seed; `table` has columns arm, depth, seed and those of `metrics`."""
     figure, axes = plt.subplots(1, len(metrics), figsize=(3.1 * len(metrics), 3.2), squeeze=False)
     for axis, (column, label) in zip(axes[0], metrics.items()):
         for (arm, title), colour, marker in zip(arms.items(), (PALETTE[0], PALETTE[2]), "so"):
@@ -181,7 +177,7 @@ def dense(table: pandas.DataFrame, metrics: Mapping[str, str], arms: Mapping[str
 def pictures(
     scenes: Sequence[Scene], colours: Mapping[str, Tensor], boxes: Mapping[str, Sequence[numpy.ndarray]]
 ) -> Figure:
-    """Show scenes, their masks, and each model's PCA colours with the box that TokenCut found (dashed: the true boxes)."""
+    """Show scenes, masks, and each model's PCA colours with the box that TokenCut found (dashed: the true boxes)."""
     columns = 2 + len(colours)
     figure, axes = plt.subplots(len(scenes), columns, figsize=(1.75 * columns, 1.75 * len(scenes) + 0.3), squeeze=False)
     for row, (line, scene) in enumerate(zip(axes, scenes)):

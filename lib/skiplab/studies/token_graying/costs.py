@@ -35,7 +35,8 @@ def ways(device: str) -> dict[str, Callable]:
 def graying_times(device: str, rounds: int, batch: int = 1, epsilon: float = 0.5) -> pandas.DataFrame:
     """Time every way on every tokenisation, in turn: a row per repetition (3), tokenisation and way.
 
-    With a batch of one, a way grays eight photographs one after the other, as a data-loader worker does. `milliseconds` an image, and `faster`: how many times faster than `torch.linalg.svd`; medians over `rounds`.
+    With a batch of one, a way grays eight photographs one after the other, as a data-loader worker does.
+    `milliseconds` an image, and `faster`: how many times faster than `torch.linalg.svd`; medians over `rounds`.
     """
     return on_device(device, _graying_times, device, rounds, batch, epsilon)
 

@@ -115,7 +115,7 @@ def dct_flip_distances(epsilon: float = 0.5, patch_size: int = 16) -> Tensor:
 
 @one_thread()
 def dct_order_distances(epsilon: float = 0.5, patch_size: int = 16) -> Tensor:
-    """Return, in percent and for each photograph, how far (row, column, c) order of a patch is from (c, row, column)."""
+    """Return, in percent for each photograph, how far (row, column, c) order of a patch is from (c, row, column)."""
     _, batch = images()
     tokens = patchify(batch, patch_size)
     order = torch.arange(tokens.shape[-1]).view(3, -1).T.flatten()
@@ -128,7 +128,7 @@ def dct_order_distances(epsilon: float = 0.5, patch_size: int = 16) -> Tensor:
 def svd_cases(cases: int = 200, seed: int = 0) -> dict[str, Measurement]:
     """Count violations of the two statements about the SVD form, on crops of the photographs and generated tokens.
 
-    Crops are float32 as a model sees them, generated tokens (any scale, κ up to 1e4) float64; ε is uniform in (0.05, 1).
+    Crops are float32 as a model sees them, generated tokens (any scale, κ up to 1e4) float64; ε is from (0.05, 1).
     """
     chance, (_, batch) = numpy.random.default_rng(seed), images()
     exact, flips = [], []
@@ -176,8 +176,8 @@ def model_kappas(run: Run, count: int, patch_size: int) -> pandas.DataFrame:
     """
     config = run.config
     pictures, _ = dataset(config).test.first(count)
-    model, rows = run.load_model().double(), []
-    grayed = pictures
+    model, rows, grayed = run.load_model().double(), [], pictures
+    described = {"hash": run.hash, "seed": config.seed, "graying": config.graying, "epsilon": config.epsilon}
     if config.graying != "none" and not config.graying_blocks:
         grayed = TokenGraying(
             config.graying,
@@ -194,19 +194,8 @@ def model_kappas(run: Run, count: int, patch_size: int) -> pandas.DataFrame:
         for block, trace in enumerate(probe.branch_outputs(model, batch.double()), start=1):
             places["SAB output", block] = trace.sab
         for (place, block), tokens in places.items():
-            rows += [
-                {
-                    "hash": run.hash,
-                    "seed": config.seed,
-                    "graying": config.graying,
-                    "epsilon": config.epsilon,
-                    "images": kind,
-                    "place": place,
-                    "block": block,
-                    "log_kappa": value,
-                }
-                for value in condition_number(tokens).log().tolist()
-            ]
+            row = described | {"images": kind, "place": place, "block": block}
+            rows += [row | {"log_kappa": value} for value in condition_number(tokens).log().tolist()]
     return pandas.DataFrame(rows)
 
 
