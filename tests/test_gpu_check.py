@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 
-from skiplab.companion import ledger
+from skiplab.companion import claims, judging, ledger
 from skiplab.errors import InputError
 from skiplab.training import loop
 from workflow import costs, gpu_check
@@ -136,8 +136,8 @@ def test_whole_trainings_are_recorded_but_decide_nothing(tmp_path):
         "diverges": [1.0],
         "divergence_epoch": [33.0],
     }
-    assert {entry["verdict"] for entry in entries.values()} == {ledger.NOT_RUN}
-    assert len(ledger.verdicts(tmp_path)) == len(ledger.claims())
+    assert {entry["verdict"] for entry in entries.values()} == {judging.NOT_RUN}
+    assert len(ledger.verdicts(tmp_path)) == len(claims.claims())
 
 
 @pytest.mark.parametrize("shorter", [{"epochs": 59}, {"data": "fashion_mnist"}])

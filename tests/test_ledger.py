@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skiplab import files
-from skiplab.companion import ledger, provenance
-from skiplab.companion.ledger import Measurement
+from skiplab.companion import claims, judging, ledger, provenance, tables
+from skiplab.companion.judging import Measurement
 from skiplab.errors import InputError
 from skiplab.files import StorageError
 
@@ -82,25 +82,25 @@ STATEMENTS = (
 
 
 def test_every_number_of_the_papers_is_in_the_ledger():
-    assert {name: ledger.claims()[name].value for name in NUMBERS} == NUMBERS
+    assert {name: claims.claims()[name].value for name in NUMBERS} == NUMBERS
 
 
 def test_every_statement_of_the_papers_is_in_the_ledger():
-    assert [name for name in STATEMENTS if ledger.claims()[name].rule.kind != "statement"] == []
+    assert [name for name in STATEMENTS if claims.claims()[name].rule.kind != "statement"] == []
 
 
 def test_the_claims_cover_every_notebook_and_paper():
-    claims = ledger.claims()
+    claims = claims.claims()
     assert len(claims) >= 60
     assert {claim.notebook for claim in claims.values()} == set(ledger.NOTEBOOKS)
-    assert {claim.paper for claim in claims.values()} == set(ledger.papers())
+    assert {claim.paper for claim in claims.values()} == set(claims.papers())
     assert {claim.rule.choose for claim in claims.values()} - {""} == set(
-        yaml.safe_load(ledger.CLAIMS.read_text(encoding="utf-8"))["choose"]
+        yaml.safe_load(claims.CLAIMS.read_text(encoding="utf-8"))["choose"]
     )
 
 
 def test_every_rule_can_decide_its_claim():
-    for claim, preset in itertools.product(ledger.claims().values(), ledger.RANK):
+    for claim, preset in itertools.product(claims.claims().values(), judging.RANK):
         if claim.rule.kind == "fixed":
             measurements = [Measurement()]
         elif claim.rule.kind == "timing":
@@ -110,15 +110,15 @@ def test_every_rule_can_decide_its_claim():
             measurements = [Measurement(violations=v, cases=claim.rule.cases, note="x") for v in (0, 1)]
         else:
             measurements = [Measurement((x,) * 9) for x in (-1e6, claim.value or 0.0, 1e6, *_beyond(claim))]
-        found = {ledger.judge(claim, measurement, preset).verdict for measurement in measurements}
-        assert found <= set(ledger.VERDICTS), claim.id
+        found = {judging.judge(claim, measurement, preset).verdict for measurement in measurements}
+        assert found <= set(judging.VERDICTS), claim.id
         if claim.tier == preset and claim.rule.kind != "fixed":
-            assert ledger.REPRODUCED in found and found & {ledger.NOT_REPRODUCED, ledger.FALSE}, claim.id
+            assert judging.REPRODUCED in found and found & {judging.NOT_REPRODUCED, judging.FALSE}, claim.id
 
 
 def _test_times_can_be_on_either_side(claim, preset):
-    found = [ledger.judge(claim, Measurement((x,) * 9), preset) for x in (-1e6, 1.0, claim.value or 1.0, 1e6)]
-    assert {one.group for one in found} == {ledger.TIMED}, claim.id
+    found = [judging.judge(claim, Measurement((x,) * 9), preset) for x in (-1e6, 1.0, claim.value or 1.0, 1e6)]
+    assert {one.group for one in found} == {judging.TIMED}, claim.id
     assert {one.verdict.split()[-4] for one in found} == {"0", "1"}, claim.id  # holds on N of 1 processor
 
 
@@ -130,22 +130,22 @@ def _beyond(claim):
 
 def test_every_direction_agrees_with_the_value_it_is_about():
     at_threshold = ("anti.attnscale.parameters", "anti.result.fine_tuning")  # "fewer than", "at least"
-    for claim in ledger.claims().values():
+    for claim in claims.claims().values():
         for test in filter(None, (claim.rule.test, claim.rule.lower)):
             if claim.value is not None and claim.id not in at_threshold:
                 assert ledger._holds(test, (claim.value,) * 9, claim.value), claim.id
 
 
 def test_what_is_a_time_on_this_machine_has_a_rule_of_times():
-    rules = {name: claim.rule.kind for name, claim in ledger.claims().items() if name.startswith("asa.time.")}
+    rules = {name: claim.rule.kind for name, claim in claims.claims().items() if name.startswith("asa.time.")}
     assert set(rules.values()) == {"timing", "fixed"} and list(rules.values()).count("timing") == 7
-    for name, claim in ledger.claims().items():
+    for name, claim in claims.claims().items():
         if re.search(r"\b(seconds?|faster|processor time|training step|timed)\b", claim.rule.statistic):
             assert claim.rule.kind == "timing", name
 
 
 def test_the_claims_name_no_place_outside_the_project():
-    text = ledger.CLAIMS.read_text(encoding="utf-8")
+    text = claims.CLAIMS.read_text(encoding="utf-8")
     assert not re.search(r"PAPERS|DESIGN|\.md\b", text)
     assert max(map(len, text.splitlines())) <= 120
 
@@ -155,17 +155,17 @@ def test_the_claims_name_no_place_outside_the_project():
 
 def make(kind, tier="gpu", value=10.0, tolerance=2.0, **rule):
     """Build a claim by hand."""
-    rule = ledger.Rule(kind, **{"seeds": 3, **rule})
-    return ledger.Claim("asa.x", "asa", "here", "it is so", SKIP, tier, rule, value, "points", tolerance, "so")
+    rule = claims.Rule(kind, **{"seeds": 3, **rule})
+    return claims.Claim("asa.x", "asa", "here", "it is so", SKIP, tier, rule, value, "points", tolerance, "so")
 
 
 def judge(claim, values, preset):
-    return ledger.judge(claim, Measurement(tuple(values)), preset).verdict
+    return judging.judge(claim, Measurement(tuple(values)), preset).verdict
 
 
-LOWER = ledger.Test("below", 0.0, 1.0, 3)
-DIRECTION = make("direction", test=ledger.Test("below", 0.0, 1.0))
-EQUIVALENCE = make("equivalence", value=0.0, tolerance=1.0, lower=ledger.Test("within", 3.0, 1.0, 3))
+LOWER = claims.Test("below", 0.0, 1.0, 3)
+DIRECTION = make("direction", test=claims.Test("below", 0.0, 1.0))
+EQUIVALENCE = make("equivalence", value=0.0, tolerance=1.0, lower=claims.Test("within", 3.0, 1.0, 3))
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ EQUIVALENCE = make("equivalence", value=0.0, tolerance=1.0, lower=ledger.Test("w
         (DIRECTION, "gpu", (-1, -2, -3), "reproduced"),
         (DIRECTION, "gpu", (0, -1, -2), "not reproduced"),
         (DIRECTION, "gpu", (-1, -2, -math.inf), "not reproduced"),
-        (make("direction", test=ledger.Test("above", 0.5, 0.0)), "quick", (1, 1, 0), "direction only"),
-        (make("direction", test=ledger.Test("above", 0.0, 1.0)), "gpu", (0, 1, 2), "not reproduced"),
-        (make("direction", test=ledger.Test("above", 0.5, 0.0)), "quick", (1, 0, 0), "not reproduced"),
+        (make("direction", test=claims.Test("above", 0.5, 0.0)), "quick", (1, 1, 0), "direction only"),
+        (make("direction", test=claims.Test("above", 0.0, 1.0)), "gpu", (0, 1, 2), "not reproduced"),
+        (make("direction", test=claims.Test("above", 0.5, 0.0)), "quick", (1, 0, 0), "not reproduced"),
         (EQUIVALENCE, "gpu", (-0.5, 0.0, 0.5), "reproduced"),
         (EQUIVALENCE, "gpu", (0.0, 0.5, 1.0), "reproduced"),  # 0.5 + 0.5 = 1: the edge
         (EQUIVALENCE, "gpu", (-1.1, 0.0, 1.1), "not reproduced"),  # the mean is 0, but the spread is too large
@@ -219,19 +219,19 @@ def test_verdicts_at_their_edges(claim, preset, values, verdict):
 def test_statements_are_decided_by_counting(tier, preset, violations, cases, verdict):
     claim = make("statement", tier=tier, cases=200)
     measured = Measurement(violations=violations, cases=cases, note="X = 0" if violations else "")
-    found = ledger.judge(claim, measured, preset)
+    found = judging.judge(claim, measured, preset)
     assert found.verdict == verdict
     assert ("X = 0" in found.detail) == bool(violations)
 
 
 def test_words_for_what_was_measured():
     number = make("number")
-    assert ledger.judge(number, Measurement((1.0, 2.0, 3.0)), "gpu").measured == "+2.0 ± 1.0 points"
-    assert ledger.judge(number, Measurement((1.0,)), "gpu").detail == "1 of 3 seeds"
-    assert ledger.judge(number, Measurement((1.0, math.inf, 1)), "gpu").measured == "1 of 3 values not finite"
+    assert judging.judge(number, Measurement((1.0, 2.0, 3.0)), "gpu").measured == "+2.0 ± 1.0 points"
+    assert judging.judge(number, Measurement((1.0,)), "gpu").detail == "1 of 3 seeds"
+    assert judging.judge(number, Measurement((1.0, math.inf, 1)), "gpu").measured == "1 of 3 values not finite"
     disagree = dataclasses.replace(make("fixed", verdict="sources disagree"), value=(10.0, 20.0))
-    assert "agrees with +20.0" in ledger.judge(disagree, Measurement((19.0,)), "gpu").detail
-    assert "none of the values given" in ledger.judge(disagree, Measurement((15.0,)), "gpu").detail
+    assert "agrees with +20.0" in judging.judge(disagree, Measurement((19.0,)), "gpu").detail
+    assert "none of the values given" in judging.judge(disagree, Measurement((15.0,)), "gpu").detail
 
 
 finite = st.floats(-1e6, 1e6)
@@ -248,7 +248,7 @@ def test_a_number_is_reproduced_exactly_within_its_tolerance(values, value, tole
 @given(st.lists(finite, min_size=3, max_size=6), finite, st.floats(0, 3), st.floats(0, 1e3))
 def test_a_direction_is_one_sided(values, threshold, by_sd, step):
     def holds(op, shift=0.0):
-        claim = make("direction", test=ledger.Test(op, threshold, by_sd))
+        claim = make("direction", test=claims.Test(op, threshold, by_sd))
         return judge(claim, [value + shift for value in values], "gpu") == "reproduced"
 
     assert not (holds("below") and holds("above"))
@@ -257,17 +257,17 @@ def test_a_direction_is_one_sided(values, threshold, by_sd, step):
         assert not holds("above") or holds("above", step)
 
 
-@given(st.lists(st.floats(), max_size=5), st.sampled_from(sorted(ledger.RANK)), st.sampled_from(sorted(NUMBERS)))
+@given(st.lists(st.floats(), max_size=5), st.sampled_from(sorted(judging.RANK)), st.sampled_from(sorted(NUMBERS)))
 def test_any_numbers_give_a_verdict(values, preset, name):
     if all(not math.isfinite(value) or abs(value) < 1e100 for value in values):
-        verdict = ledger.judge(ledger.claims()[name], Measurement(tuple(values)), preset)
-        assert verdict.group in ledger.VERDICTS and "\n" not in str(verdict)
+        verdict = judging.judge(claims.claims()[name], Measurement(tuple(values)), preset)
+        assert verdict.group in judging.VERDICTS and "\n" not in str(verdict)
 
 
 # --- Times and processors ---------------------------------------------------------------------------------------
 
-SPEED = make("timing", value=2.2, repetitions=3, test=ledger.Test("above", 2.0, 0.0), lower=ledger.Test("above", 1, 0))
-NEAR = make("timing", value=2.0, repetitions=3, test=ledger.Test("within", 0.5, 0.0))
+SPEED = make("timing", value=2.2, repetitions=3, test=claims.Test("above", 2.0, 0.0), lower=claims.Test("above", 1, 0))
+NEAR = make("timing", value=2.0, repetitions=3, test=claims.Test("within", 0.5, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ NEAR = make("timing", value=2.0, repetitions=3, test=ledger.Test("within", 0.5, 
     ],
 )
 def test_the_whole_range_of_times_decides(claim, preset, values, verdict, there):
-    found = ledger.judge(claim, Measurement(values, processors=("A",)), preset)
+    found = judging.judge(claim, Measurement(values, processors=("A",)), preset)
     assert (found.verdict, found.detail) == (verdict, f"A: {there}" if values else there)
 
 
@@ -295,7 +295,7 @@ def test_the_whole_range_of_times_decides(claim, preset, values, verdict, there)
 def test_times_hold_or_fail_only_where_every_repetition_agrees(values, claim):
     word = ledger._on_one(claim, tuple(values), "gpu")
     each = {ledger._on_one(claim, (value,), "gpu") for value in values}
-    assert word == ledger.UNDECIDED or each == {word}
+    assert word == judging.UNDECIDED or each == {word}
 
 
 TIME = "asa.time.cpu.vit"
@@ -307,7 +307,7 @@ def on(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ledger,
         "claims",
-        lambda known=ledger.claims(): (
+        lambda known=claims.claims(): (
             known | {TIME: dataclasses.replace(SPEED, id=TIME, notebook="02_token_graying", tier="quick", unit="×")}
         ),
     )
@@ -328,7 +328,7 @@ def test_another_processor_adds_a_row_and_the_same_one_replaces_its_own(tmp_path
     assert str(on("B", 1.0, 1.1, 1.2)[-1]) == f"{TIME}: holds on 0 of 1 processor (1 to 1.2 ×; B: does not hold)"
     on("A", 2.1, 2.2, 2.3)
     stored = ledger.stored("quick", tmp_path)[TIME]
-    assert stored.verdict == "holds on 1 of 2 processors" and stored.n == 6 and stored.group == ledger.TIMED
+    assert stored.verdict == "holds on 1 of 2 processors" and stored.n == 6 and stored.group == judging.TIMED
     assert stored.detail == "A: holds; B: does not hold" and stored.measured == "2.1 to 2.3 / 1 to 1.2 ×"
     assert times(tmp_path)["by_processor"]["B"] == {"values": [1.0, 1.1, 1.2], "verdict": "does not hold"}
     first = (tmp_path / "quick" / "02_token_graying.json").read_bytes()
@@ -337,7 +337,7 @@ def test_another_processor_adds_a_row_and_the_same_one_replaces_its_own(tmp_path
     on("B", 2.5, 2.6, 2.7)
     assert times(tmp_path)["verdict"] == "holds on 2 of 2 processors" and times(tmp_path)["processors"] == ["A", "B"]
     assert ledger.processors("quick", tmp_path) == {"A": 1, "B": 2}
-    assert ledger.summary(tmp_path)[ledger.TIMED] == 1
+    assert tables.summary(tmp_path)[judging.TIMED] == 1
     assert row(tmp_path, TIME)["verdict"] == "holds on 2 of 2 processors"
 
 
@@ -421,35 +421,35 @@ def record(folder, measured=MEASURED, notebook=SKIP, preset="quick"):
 
 
 def row(folder, name):
-    return ledger.table(folder=folder).set_index("claim").loc[name]
+    return tables.table(folder=folder).set_index("claim").loc[name]
 
 
 def test_what_was_recorded_is_read_back(tmp_path):
     recorded = {verdict.claim.id: verdict for verdict in record(tmp_path)}
-    assert list(recorded) == [name for name in ledger.claims() if name in MEASURED]
+    assert list(recorded) == [name for name in claims.claims() if name in MEASURED]
     read = {verdict.claim.id: verdict for verdict in ledger.verdicts(tmp_path)}
     assert {name: str(read[name]) for name in MEASURED} == {name: str(recorded[name]) for name in MEASURED}
     assert row(tmp_path, "asa.skip.drop_no_sab")["measured"] == "-17.8 ± 2.3 points"
     assert row(tmp_path, "asa.skip.drop_no_sab")["verdict"] == "direction only"
     assert row(tmp_path, "asa.skip.both")["verdict"] == "not run"
     assert row(tmp_path, "cut.dino.pca")["verdict"] == "vague"
-    text = ledger.markdown(folder=tmp_path, notebook=SKIP)
+    text = tables.markdown(folder=tmp_path, notebook=SKIP)
     assert "depth 12 \\| 3e-4" in text and "Not run yet: 14 of 17 claims." in text and "Cutting" not in text
-    assert f"{ledger.claims()['asa.skip.drop_no_sab'].statement} `asa.skip.drop_no_sab`" in text
-    counts = ledger.summary(tmp_path)
-    assert sum(counts.values()) == len(ledger.claims())
+    assert f"{claims.claims()['asa.skip.drop_no_sab'].statement} `asa.skip.drop_no_sab`" in text
+    counts = tables.summary(tmp_path)
+    assert sum(counts.values()) == len(claims.claims())
     assert (counts["direction only"], counts["false as stated"], counts["reproduced"]) == (1, 1, 0)
 
 
 def test_the_folded_ledger_counts_the_verdicts_of_each_paper(tmp_path):
     record(tmp_path)
-    text = ledger.markdown(folder=tmp_path, folded=True)
+    text = tables.markdown(folder=tmp_path, folded=True)
     head, *papers = text.split("<details>")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in head.strip().splitlines()]
-    assert rows[0][0] == "claims of" and len(rows) == 2 + len(ledger.papers())
-    assert all(row[0] in citation for row, citation in zip(rows[2:], ledger.papers().values()))
+    assert rows[0][0] == "claims of" and len(rows) == 2 + len(claims.papers())
+    assert all(row[0] in citation for row, citation in zip(rows[2:], claims.papers().values()))
     total = sum(int(cell or 0) for row in rows[2:] for cell in row[1:])
-    assert total == len(ledger.claims()) and len(papers) == 3
+    assert total == len(claims.claims()) and len(papers) == 3
     assert all(part.count("</details>") == 1 and "<summary>" in part for part in papers)
 
 
@@ -466,7 +466,7 @@ def test_the_same_measurement_gives_the_same_file_and_tables(tmp_path):
     record(tmp_path / "b", dict(reversed(MEASURED.items())))
     first, second = (tmp_path / part / "quick" / f"{SKIP}.json" for part in "ab")
     assert first.read_bytes() == second.read_bytes()
-    assert ledger.markdown(folder=tmp_path / "a") == ledger.markdown(folder=tmp_path / "b")
+    assert tables.markdown(folder=tmp_path / "a") == tables.markdown(folder=tmp_path / "b")
     json.loads(first.read_text(), parse_constant=pytest.fail)  # strict JSON: no bare NaN or Infinity
 
 
@@ -483,7 +483,7 @@ def test_the_highest_tier_that_decides_is_shown(tmp_path):
 def test_smoke_and_custom_runs_never_touch_the_committed_ledger(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "ledger")
     monkeypatch.setattr(ledger, "SCRATCH", tmp_path / "scratch")
-    for preset in ledger.RANK:
+    for preset in judging.RANK:
         record(None, preset=preset)
     written = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")}
     committed = {f"ledger/{preset}" for preset in ("quick", "replicate", "gpu", "paper")}
@@ -533,7 +533,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 def _write_often(folder, notebook, preset):
-    names = [claim.id for claim in ledger.claims().values() if claim.notebook == notebook and claim.rule.seeds]
+    names = [claim.id for claim in claims.claims().values() if claim.notebook == notebook and claim.rule.seeds]
     for count in range(20):
         record(folder, {name: Measurement((count % 3,) * 9) for name in names}, notebook, preset)
 
@@ -548,10 +548,10 @@ def test_many_jobs_at_once_never_mix(tmp_path):
     for job in jobs:
         job.start()
     while any(job.is_alive() for job in jobs):
-        ledger.table(folder=tmp_path)  # a reader meets whole files only
+        tables.table(folder=tmp_path)  # a reader meets whole files only
     assert [job.exitcode for job in jobs] == [0] * len(jobs)
     assert len(list(tmp_path.rglob("*"))) == 2 + len(jobs)
-    assert (ledger.table(folder=tmp_path)["n"] > 0).sum() > 100
+    assert (tables.table(folder=tmp_path)["n"] > 0).sum() > 100
 
 
 # --- Damaged ledger files ---------------------------------------------------------------------------------------
@@ -586,7 +586,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, change, message):
     record(tmp_path)
     _edit(tmp_path / "quick" / f"{SKIP}.json", change)
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        ledger.table(folder=tmp_path)
+        tables.table(folder=tmp_path)
     text = str(caught.value)
     assert f"quick/{SKIP}.json" in text and f"rerun {SKIP} in preset quick" in text and "\n" not in text
 
@@ -597,7 +597,7 @@ def test_a_file_of_nonsense_is_named_with_what_to_do(tmp_path, content):
     (tmp_path / "quick").mkdir()
     (tmp_path / "quick" / f"{SKIP}.json").write_bytes(content)
     with pytest.raises(InputError, match="delete it and rerun 01_skip_removal in preset quick") as caught:
-        ledger.summary(tmp_path)
+        tables.summary(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -607,12 +607,12 @@ def test_a_typed_verdict_or_a_changed_rule_is_refused(tmp_path, monkeypatch):
     whole = path.read_text()
     _edit(path, lambda content: content["claims"]["asa.skip.drop_no_sab"].update(verdict="reproduced"))
     with pytest.raises(InputError, match="rule of asa.skip.drop_no_sab changed after the run: rerun"):
-        ledger.table(folder=tmp_path)
+        tables.table(folder=tmp_path)
     path.write_text(whole)
-    changed = ledger.CLAIMS.read_text(encoding="utf-8").replace("lower: {below: 0,", "lower: {below: -40,")
+    changed = claims.CLAIMS.read_text(encoding="utf-8").replace("lower: {below: 0,", "lower: {below: -40,")
     monkeypatch.setattr(ledger, "claims", lambda: ledger._parse(changed)[0])
     with pytest.raises(InputError, match="rule of asa.skip.drop_no_sab changed after the run: rerun"):
-        ledger.table(folder=tmp_path)
+        tables.table(folder=tmp_path)
 
 
 # --- Malformed claims -------------------------------------------------------------------------------------------
@@ -648,7 +648,7 @@ claims:
 def read(tmp_path, text):
     path = tmp_path / "claims.yaml"
     path.write_text(text, encoding="utf-8")
-    return ledger.claims(path)
+    return claims.claims(path)
 
 
 TIMED_SMALL = SMALL.replace(
@@ -669,7 +669,7 @@ TIMED_SMALL = SMALL.replace(
     ],
 )  # fmt: skip
 def test_a_malformed_rule_of_times_is_named(tmp_path, old, new, message):
-    assert read(tmp_path, TIMED_SMALL)["asa.a.theorem"].rule.test == ledger.Test("above", 2.0, 0.0)
+    assert read(tmp_path, TIMED_SMALL)["asa.a.theorem"].rule.test == claims.Test("above", 2.0, 0.0)
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         read(tmp_path, TIMED_SMALL.replace(old, new, 1))
     assert "\n" not in str(caught.value)
@@ -735,7 +735,7 @@ def test_a_malformed_file_gets_one_line_that_names_the_entry(tmp_path, old, new,
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="cannot read .*nowhere.yaml"):
-        ledger.claims(tmp_path / "nowhere.yaml")
+        claims.claims(tmp_path / "nowhere.yaml")
 
 
 @given(st.integers(0, len(SMALL)), st.integers(0, 40), st.text(max_size=12) | st.sampled_from(
@@ -748,4 +748,4 @@ def test_no_edit_of_the_file_escapes_the_one_line_error(start, length, text):
     except InputError as error:
         assert "\n" not in str(error)
     else:
-        assert all(isinstance(claim, ledger.Claim) for claim in claims.values())
+        assert all(isinstance(claim, claims.Claim) for claim in claims.values())

@@ -16,8 +16,8 @@ from multiprocessing import get_context
 import pytest
 
 from skiplab import files
-from skiplab.companion import ledger, runs
-from skiplab.companion.ledger import Measurement
+from skiplab.companion import claims, ledger, runs
+from skiplab.companion.judging import Measurement
 from skiplab.training import checkpoint, loop
 from test_loop import TINY, but
 
@@ -138,7 +138,7 @@ def test_a_ledger_written_by_many_jobs_at_once_is_always_whole(tmp_path):
         waiting = [pool.submit(record_once, tmp_path, number) for number in range(40)]
         record_once(tmp_path, 0)
         while not all(future.done() for future in waiting):
-            assert len(ledger.verdicts(tmp_path)) == len(ledger.claims())
+            assert len(ledger.verdicts(tmp_path)) == len(claims.claims())
         for future in waiting:
             future.result()
     assert sorted(path.name for path in (tmp_path / "quick").iterdir()) == ["01_skip_removal.json", "03_low_pass.json"]

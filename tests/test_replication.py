@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from skiplab.companion import fingerprint, ledger, params, replication
-from skiplab.companion.ledger import Measurement
+from skiplab.companion import claims, fingerprint, ledger, params, replication
+from skiplab.companion.judging import Measurement
 from skiplab.errors import InputError
 from workflow import costs
 
@@ -78,7 +78,7 @@ NONE, SOME = Measurement(violations=0, cases=9), Measurement(violations=2, cases
 def pairs(folder, name, published, again):
     for preset, measured in (("quick", published), ("replicate", again)):
         one = measured if isinstance(measured, Measurement) else Measurement(measured)
-        notebook = ledger.claims()[name].notebook
+        notebook = claims.claims()[name].notebook
         ledger.record({name: one}, notebook=notebook, preset=preset, folder=folder)
     return {pair.published.claim.id: pair for pair in replication.compare(folder)}
 
@@ -102,7 +102,7 @@ def pairs(folder, name, published, again):
 )
 def test_what_agrees_and_what_contradicts(tmp_path, name, published, again, outcome):
     found = pairs(tmp_path, name, published, again)
-    assert found[name].outcome == outcome and set(found) == set(ledger.claims())
+    assert found[name].outcome == outcome and set(found) == set(claims.claims())
     counted = dict(re.findall(r"^\| ([a-z, ]+) \| (\d+) \|$", replication.report(list(found.values())), re.M))
     assert sum(map(int, counted.values())) == len(found) and set(counted) == set(replication.OUTCOMES)
     line = replication.contradictions(list(found.values()))

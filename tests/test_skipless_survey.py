@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from skiplab import draws
-from skiplab.companion import ledger, runs
+from skiplab.companion import claims, runs
 from skiplab.models.skipless import SkiplessInit
 from skiplab.studies.skipless import dense_tasks, inside, jacobians, outcomes, plots
 from skiplab.theory.jacobian import attention, autograd_jacobian
@@ -40,7 +40,7 @@ def images(count=3):
 
 def test_the_formulas_hold_on_every_case_and_a_wrong_one_is_counted(monkeypatch):
     found = jacobians.jacobian_cases(20)
-    assert set(found) <= set(ledger.claims()) and len(found) == 4
+    assert set(found) <= set(claims.claims()) and len(found) == 4
     assert all(measurement.violations == 0 and measurement.cases == 20 for measurement in found.values())
     assert found == jacobians.jacobian_cases(20) != jacobians.jacobian_cases(20, seed=1)
     right = jacobians.attention_jacobian
@@ -262,7 +262,7 @@ def test_values_go_to_the_claims_of_their_data_only():
     assert set(repro) == {
         f"cut.repro.dino.{place}.{arm}" for place in ("voc", "tokencut") for arm in ("skips", "skipless")
     }
-    assert set(paper) | set(repro) <= set(ledger.claims())
+    assert set(paper) | set(repro) <= set(claims.claims())
     assert not dense_tasks.dense_values(dense_table("composed"), "imagenet-1k", 4)
     assert not dense_tasks.dense_values(dense_table(), "fashion_mnist", 4)
     assert not any("ade20k" in name for name in dense_tasks.dense_values(dense_table("ade20k"), "tiny-imagenet", 4))

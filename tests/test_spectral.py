@@ -90,7 +90,7 @@ def cosines(x):
 def test_similarities_exclude_pairs_of_a_token_with_itself(n, d, seed):
     x, attn = tokens(n, d, seed), maps(n, seed)
     np.testing.assert_allclose(spectral.token_similarity(x), [cosines(one) for one in x.numpy()], atol=1e-12)
-    heads = [[cosines(head) for head in layer] for layer in attn.numpy()]
+    heads = [[cosines(head.T) for head in layer] for layer in attn.numpy()]  # columns
     np.testing.assert_allclose(spectral.attention_similarity(attn), heads, atol=1e-12)
 
 

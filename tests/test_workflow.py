@@ -13,7 +13,7 @@ import pytest
 from nbformat import v4
 
 from skiplab import files
-from skiplab.companion import figures, fingerprint, ledger, params
+from skiplab.companion import claims, figures, fingerprint, ledger, params
 from skiplab.errors import InputError
 from workflow import __main__ as command
 from workflow import publish
@@ -177,7 +177,7 @@ def test_a_rerun_is_compared_and_the_readme_shows_it(project, monkeypatch, capsy
     out, err = capsys.readouterr()
     assert err == (
         "1 of 285 verdicts are contradicted by other seeds: asa.skip.drop_no_sab: direction only (-18.0 ± 2.0 points) "
-        "in quick, not reproduced (+2.0 ± 1.0 points) with other seeds\n".replace("285", str(len(ledger.claims())))
+        "in quick, not reproduced (+2.0 ± 1.0 points) with other seeds\n".replace("285", str(len(claims.claims())))
     )
     row = "| asa.skip.drop_no_sab | direction only (-18.0 ± 2.0 points) | not reproduced (+2.0 ± 1.0 points) |"
     assert row in out and row in (project / "README.md").read_text()

@@ -9,12 +9,14 @@ import sys
 import nbformat
 
 from skiplab import files
-from skiplab.companion import fingerprint, ledger, replication
+from skiplab.companion import fingerprint, ledger, replication, tables
 from skiplab.companion.fingerprint import notebook_path
 from skiplab.errors import InputError
 from workflow.jobs import BUILD
 
-README = files.ROOT / "README.md"
+README, LEDGER_PAGE = files.ROOT / "README.md", files.ROOT / "LEDGER.md"
+LEDGER_WORDS = """Written by `make reproduce`. Each claim with the paper's value beside ours: the mean, and in brackets its
+interval at 90 %. `data/claims.yaml` holds the claims, their sources, and the rules that decide them."""
 BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
 RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make replicate` -->\n", "<!-- end of rerun -->\n"
@@ -31,8 +33,9 @@ def publish() -> str:
     for notebook in fingerprint.notebooks():
         _publish_notebook(notebook)
     files.write(README, _current_readme())
+    files.write(LEDGER_PAGE, _current_ledger())
     count = len(list((files.ROOT / "figures").glob("*.png")))
-    return f"{ledger.markdown()}\n{count} figures in figures/, executed notebooks in notebooks/, ledger in data/ledger/"
+    return f"{tables.counts()}\n{count} figures in figures/, executed notebooks in notebooks/, every claim in LEDGER.md"
 
 
 def compare() -> str:
@@ -121,10 +124,15 @@ def benchmark(name: str) -> str:
     return text + done.stdout
 
 
+def _current_ledger() -> str:
+    """Return LEDGER.md: every claim with what was measured."""
+    return f"# The ledger\n\n{LEDGER_WORDS}\n\n{tables.markdown()}"
+
+
 def _current_readme() -> str:
     """Return README.md with the ledger, the rerun and the benchmarks as they are stored."""
     text = README.read_text(encoding="utf-8")
-    blocks = [(LEDGER_START, LEDGER_END, ledger.markdown(folded=True)), (RERUN_START, RERUN_END, replication.section())]
+    blocks = [(LEDGER_START, LEDGER_END, tables.counts()), (RERUN_START, RERUN_END, replication.section())]
     for name, (start, end) in SHOWN.items():
         stored = BENCHMARKS / "results" / f"{name}.md"
         if stored.exists():
@@ -137,7 +145,10 @@ def _current_readme() -> str:
 
 def _readme_problems() -> list[str]:
     try:
-        current = README.read_text(encoding="utf-8") == _current_readme()
-        return [] if current else ["README.md does not show the results as they are stored"]
+        pages = {README: _current_readme(), LEDGER_PAGE: _current_ledger()}
+        stale = [
+            path.name for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
+        return [f"{name} does not show the results as they are stored" for name in stale]
     except InputError as error:
         return [f"ledger: {error}"]

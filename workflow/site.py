@@ -20,7 +20,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
 from skiplab import files
-from skiplab.companion import figures, fingerprint, ledger
+from skiplab.companion import figures, fingerprint, tables
 from skiplab.errors import InputError, run_command
 from workflow.jobs import BUILD
 
@@ -99,7 +99,7 @@ def _write_sources(source: Path) -> None:
     files.write(
         source / "notebooks" / "gallery.md", f"# Gallery\n\nThe figures of the quick preset.\n\n{figures.gallery()}\n"
     )
-    files.write(source / "ledger.md", f"# The ledger\n\nThe papers' values beside ours.\n\n{ledger.markdown()}\n")
+    files.write(source / "ledger.md", f"# The ledger\n\nThe papers' values beside ours.\n\n{tables.markdown()}\n")
     modules = _modules()
     for module in modules:
         title = f"``{module}``"

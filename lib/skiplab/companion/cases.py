@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.linalg import matrix_norm
 
 from skiplab import draws as portable
-from skiplab.companion.ledger import Measurement
+from skiplab.companion.judging import Measurement
 from skiplab.errors import InputError
 from skiplab.theory import bounds
 from skiplab.theory.bounds import BoundCheck
@@ -124,8 +124,8 @@ class Survey:
 
     @property
     def share(self) -> Measurement:
-        """Return the percentage of cases that violate the statement, in the ledger's form."""
-        return Measurement((100 * self.violations / len(self.slacks),))
+        """Return the counts without a counterexample: those of a claim about a share of draws."""
+        return Measurement(violations=self.violations, cases=len(self.slacks))
 
 
 def count(claim: str, statement: Statement, cases: int, seed: int = 0) -> Survey:

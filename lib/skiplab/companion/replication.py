@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skiplab.companion import ledger
-from skiplab.companion.ledger import Verdict, grid
+from skiplab.companion import judging, ledger
+from skiplab.companion.judging import Verdict
+from skiplab.companion.tables import grid
 from skiplab.errors import InputError
 
 AGREE, ONE_SIDED, CONTRADICT = "agree", "decided on one side only", "contradict each other"
 NEITHER, TIMED = "decided on neither side", "about times, not compared"
 OUTCOMES = (AGREE, ONE_SIDED, CONTRADICT, NEITHER, TIMED)
-SIDES = {ledger.REPRODUCED: True, ledger.DIRECTION_ONLY: True, ledger.NOT_REPRODUCED: False, ledger.FALSE: False}
+SIDES = {judging.REPRODUCED: True, judging.DIRECTION_ONLY: True, judging.NOT_REPRODUCED: False, judging.FALSE: False}
 COLUMNS = ("claim", "quick", "with other seeds")
 
 

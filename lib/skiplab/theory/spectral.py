@@ -103,11 +103,12 @@ def token_similarity(x: Tensor) -> Tensor:
 
 
 def attention_similarity(attn: Tensor) -> Tensor:
-    """Return the mean cosine between different rows of each map in `attn` (…, n, n) as (…): 1 where all tokens attend alike.
+    """Return the mean cosine between different columns of each map in `attn` (…, n, n) as (…), so of how tokens are seen.
 
-    Raises InputError as `check_attention` does, and for fewer than two tokens.
+    The cross-patch similarity of Wang et al. (arXiv 2203.05962), appendix F.1: 1 where all tokens attend alike, and
+    where all attend to one token as to another. Raises InputError as `check_attention` does, and for fewer than two tokens.
     """
-    return token_similarity(check_attention(attn))
+    return token_similarity(check_attention(attn).mT)
 
 
 def check_attention(attn: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from skiplab import draws
 from skiplab.companion.cases import Draws
-from skiplab.companion.ledger import Measurement
+from skiplab.companion.judging import Measurement
 from skiplab.companion.timing import one_thread
 from skiplab.errors import InputError
 from skiplab.models import probe, zoo

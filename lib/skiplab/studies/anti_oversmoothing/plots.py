@@ -102,7 +102,7 @@ def by_layer(table: pandas.DataFrame) -> Figure:
     titles = {
         "hc_share": "HC share of the tokens (%)",
         "features": "similarity of tokens",
-        "attention": "similarity of attention rows",
+        "attention": "similarity of attention columns",
     }
     depths, arms = list(dict.fromkeys(table.layers)), list(dict.fromkeys(table.arm))
     figure, axes = plt.subplots(len(depths), 3, figsize=(8.6, 2.4 * len(depths) + 0.5), sharey="col", squeeze=False)

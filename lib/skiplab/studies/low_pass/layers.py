@@ -4,7 +4,7 @@ Everything is computed in float64 on the CPU. The figures are those of Wang, Zhe
 figure 1, figure 5 and the similarities by layer."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy
 import pandas
@@ -13,10 +13,19 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
+from skiplab.companion import competence
+from skiplab.companion.judging import Need
 from skiplab.models import probe
 from skiplab.models.matrices import Weights, exact, ffn, logits, sab, weights
 from skiplab.theory import bounds
-from skiplab.theory.spectral import attention_similarity, frequency_response, hc, log_hc_intensity, token_similarity
+from skiplab.theory.spectral import (
+    attention_similarity,
+    frequency_response,
+    hc,
+    log_hc_intensity,
+    low_pass_share,
+    token_similarity,
+)
 
 # What is left of a block in each panel of figure 1: (its FFN, its skips).
 VARIANTS = {
@@ -166,7 +175,7 @@ def stacked(maps: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def similarity_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
-    """Return the mean cosine of different tokens after each block, and of the rows of its maps: a row per block."""
+    """Return the mean cosine of different tokens after each block, and of the columns of its maps, by block."""
     maps, traces = probe.attention_maps(model, images), probe.branch_outputs(model, images)
     tokens = [trace.tokens for trace in traces[1:]] + [traces[-1].ffn_with_input]
     return pandas.DataFrame(
@@ -180,6 +189,21 @@ def similarity_by_layer(model: nn.Module, images: Tensor) -> pandas.DataFrame:
             for number, (x, attn) in enumerate(zip(tokens, maps, strict=True), start=1)
         ]
     )
+
+
+def control(model: nn.Module, images: Tensor) -> pandas.Series:
+    """Return what claims about trained models say, of this one: slopes, the low-pass share, rank correlations."""
+    ranks = similarity_by_layer(model, images).corr("spearman").block
+    found = slopes(hc_by_layer(model, images)).copy()
+    found["fig5.low_pass"] = low_pass_share(band_gains(probe.attention_maps(model, images)))
+    found["similarity.features"], found["similarity.attention"] = ranks.features, ranks.attention
+    found["SA + skip"] -= found["SA only"]
+    return found
+
+
+def beyond(trained: Sequence[float], untrained: Sequence[pandas.Series], name: str, sign: int = 1) -> Need:
+    """Ask trained models to differ from `control` of the untrained ones in `name`, on the claimed side."""
+    return competence.beyond(list(trained), [found[name] for found in untrained], sign=sign)
 
 
 @torch.no_grad()

@@ -189,7 +189,7 @@ def by_head(maps: list[Tensor]) -> pandas.DataFrame:
 
 
 def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
-    """Return the mean cosine of different tokens (B, n, d) after each layer, and of the rows of its maps (B, h, n, n).
+    """Return the mean cosine of different tokens (B, n, d) after each layer, and of its maps' columns (B, h, n, n).
 
     A row per input and block; `depth` is the share of the layers.
     """
@@ -197,8 +197,8 @@ def by_layer(tokens: list[Tensor], maps: list[Tensor]) -> pandas.DataFrame:
     for block, (x, attn) in enumerate(zip(tokens, maps, strict=True), start=1):
         pairs = zip(token_similarity(x).tolist(), attention_similarity(attn).mean(dim=1).tolist(), strict=True)
         rows += [
-            {"input": number, "block": block, "depth": block / len(maps), "features": features, "attention": rows_alike}
-            for number, (features, rows_alike) in enumerate(pairs)
+            {"input": number, "block": block, "depth": block / len(maps), "features": features, "attention": attention}
+            for number, (features, attention) in enumerate(pairs)
         ]
     return pandas.DataFrame(rows)
 
@@ -216,7 +216,7 @@ def summary(models: dict[str, tuple[pandas.DataFrame, pandas.DataFrame]]) -> pan
         "halves": "halving heads (%)",
         "kept": "upper half kept (%)",
         "features": "tokens alike with depth (rank correlation)",
-        "attention": "rows alike with depth (rank correlation)",
+        "attention": "columns alike with depth (rank correlation)",
     }
     rows = {}
     for label, (heads, similarity) in models.items():

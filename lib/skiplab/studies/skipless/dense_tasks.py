@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas
 
-from skiplab.companion import ledger
+from skiplab.companion import claims
 from skiplab.companion.runs import Run
 
 SETS = {"voc2012": "voc", "ade20k": "ade20k", "coco_stuff": "coco_stuff", "coco20k": "coco20k"}  # as claims name them
@@ -37,7 +37,7 @@ def dense_values(table: pandas.DataFrame, data: str, depth: int) -> dict[str, pa
     `data` is the pre-training set: the paper's numbers are of ImageNet-1K, the reproduction's of Tiny-ImageNet. Models
     are those of the full `depth`.
     """
-    known, found = ledger.claims(), {}
+    known, found = claims.claims(), {}
     paper = {"imagenet-1k": "cut.dino", "tiny-imagenet": "cut.repro.dino"}.get(data)
     for (arm, dense, discovery), rows in table[table.depth == depth].groupby(["arm", "dense", "discovery"]):
         rows = rows.set_index("seed")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
 from skiplab import draws
-from skiplab.companion.ledger import Measurement
+from skiplab.companion.judging import Measurement, Need
 from skiplab.models import create_model, matrices
 from skiplab.models.skipless import SkiplessInit, draw_targets, query_key
 from skiplab.studies.skipless.jacobians import apart
@@ -154,21 +154,28 @@ def depth_spectra(model: nn.Module, images: Tensor, depths: Sequence[int]) -> pa
 def two_terms(model: nn.Module, images: Tensor) -> dict[str, float | str]:
     """Return the sizes (Frobenius) and ln kappa of K's two terms and of K: first block, first image.
 
-    `larger` names the dominant one, and `difference` is ln kappa(K) − ln kappa(the larger term).
+    `larger` names the dominant one, `difference` is ln kappa(K) − ln kappa(the larger term), and `margin` the smallest
+    singular value of the larger term over the largest of the smaller one, above 1 where proposition 2 speaks.
     """
     block, x = next(follow(model, images[:1]))
     w = matrices.weights(block)
-    terms = dict(
-        zip(("through A", "through V"), jacobian_terms(block.norm1(x)[0], w.w_q, w.w_k, w.w_v, w.w_o, w.heads))
-    )
+    parts = jacobian_terms(block.norm1(x)[0], w.w_q, w.w_k, w.w_v, w.w_o, w.heads)
+    terms = dict(zip(("through A", "through V"), parts))
     sizes = {name: float(matrix_norm(term)) for name, term in terms.items()}
     kappas = {name: float(condition_number(term).log()) for name, term in (terms | {"K": sum(terms.values())}).items()}
-    larger = max(sizes, key=sizes.get)
+    larger, smaller = sorted(sizes, key=sizes.get, reverse=True)
+    margin = float(singular_values(terms[larger])[-1] / singular_values(terms[smaller])[0])
     return (
-        {"larger": larger, "difference": kappas["K"] - kappas[larger]}
+        {"larger": larger, "difference": kappas["K"] - kappas[larger], "margin": margin}
         | {f"size {name}": size for name, size in sizes.items()}
         | {f"ln κ, {name}": kappa for name, kappa in kappas.items()}
     )
+
+
+def dominance(terms: pandas.DataFrame) -> Need:
+    """Ask, of `two_terms` in columns, a column a seed, for proposition 2's hypothesis in every one."""
+    least = float(terms.loc["margin"].astype(float).min())
+    return Need(least > 1, f"σ_min of the larger term is {least:.2g} of σ_max of the smaller one")
 
 
 def orthogonal_cases(models: Sequence[nn.Module]) -> Measurement:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.linalg import matrix_norm
 
 from skiplab.companion.cases import Draws
-from skiplab.companion.ledger import Measurement
+from skiplab.companion.judging import Measurement
 from skiplab.theory.conditioning import singular_values
 from skiplab.theory.jacobian import attention, attention_jacobian, autograd_jacobian
 

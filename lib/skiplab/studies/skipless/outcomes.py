@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas
 import torch
 
-from skiplab.companion import ledger
+from skiplab.companion import judging
 from skiplab.companion.runs import Run
 from skiplab.companion.tuning import place_in_grid
 from skiplab.studies.skipless.inside import CHOSEN
@@ -96,10 +96,10 @@ def best_reading(table: pandas.DataFrame) -> str:
     """Say which reading has the highest mean test top-1, and by how much: columns reading, seed and test_top1."""
     scores = table.pivot(index="seed", columns="reading", values="test_top1")
     best = scores.mean().idxmax()
-    words = {name: "{:.1f} ± {:.1f} %".format(*ledger.mean_sd(scores[name])) for name in (best, CHOSEN)}
+    words = {name: "{:.1f} ± {:.1f} %".format(*judging.mean_sd(scores[name])) for name in (best, CHOSEN)}
     if best == CHOSEN:
         return f"of {len(scores.columns)} readings the chosen one ({CHOSEN}, MLP scaled) is best: {words[best]}"
-    ahead = "{:+.1f} ± {:.1f} points".format(*ledger.mean_sd(scores[best] - scores[CHOSEN]))
+    ahead = "{:+.1f} ± {:.1f} points".format(*judging.mean_sd(scores[best] - scores[CHOSEN]))
     return (
         f"of {len(scores.columns)} readings the best is {best}, {words[best]}: {ahead} from the chosen one "
         f"({CHOSEN}, MLP scaled), {words[CHOSEN]}, over {len(scores)} seed(s)"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from skiplab.companion.ledger import Measurement
+from skiplab.companion.judging import Measurement
 from skiplab.companion.runs import Run
 from skiplab.companion.timing import one_thread
 from skiplab.models import probe, zoo
