@@ -8,34 +8,23 @@ import pandas
 import pytest
 import torch
 
-from skiplab.companion import claims, judging, ledger
+from skiplab.companion import ledger
 from skiplab.errors import InputError
 from skiplab.training import loop
-from workflow import costs, gpu_check
+from workflow import costs, gpu_check, parity
 
 CPU = torch.device("cpu")
-SKIPS = {"both": 92.0, "no_ffn": 90.0, "no_sab": 70.0, "none": 60.0}
 
 
-def found(svd=6.0, epochs=60, data="cifar10"):
+def found(svd=6.0):
     """Return what a check on a GPU finds, as far as the ledger is concerned."""
     ways = {"torch.linalg.svd": svd, "ours": 1.2, "ours, products only": 1.1, "DCT": 1.01}
     return {
         "device": {"device": "cuda", "device_name": "H200"},
-        "data": data,
         "ratios": [
             {"repetition": repetition, "model": "vit_base_patch16_224", "way": way, "ratio": ratio}
             for repetition in range(3)
             for way, ratio in ways.items()
-        ],
-        "skip_removal": [
-            {
-                "skip": skip,
-                "epochs": epochs,
-                "test_top1": top1,
-                "divergence": {"kind": "collapse", "epoch": 33} if skip == "no_sab" else None,
-            }
-            for skip, top1 in SKIPS.items()
         ],
     }
 
@@ -45,15 +34,15 @@ def recorded(folder, notebook):
 
 
 def test_every_function_agrees_with_itself():
-    rows = gpu_check.parity(CPU)
+    rows = parity.parity(CPU)
     assert len(rows) > 80 and {row["function"]: row["difference"] for row in rows if not row["agrees"]} == {}
 
 
 def test_every_model_skip_and_scaling_has_a_row():
-    cases = gpu_check.parity_cases()
-    for family, skip in itertools.product(gpu_check.FAMILIES, ("both", "none")):
+    cases = parity.parity_cases()
+    for family, skip in itertools.product(parity.FAMILIES, ("both", "none")):
         assert f"{family}, skip {skip}, and gradients" in cases
-        for name, kind, form in gpu_check.SCALINGS:
+        for name, kind, form in parity.SCALINGS:
             assert name != family or f"{family}, skip {skip}, {kind} ({form}), and gradients" in cases
 
 
@@ -77,7 +66,7 @@ def left_behind():
 def test_what_differs_or_fails_is_reported(monkeypatch):
     x = torch.ones(3)
     monkeypatch.setattr(
-        gpu_check,
+        parity,
         "parity_cases",
         lambda: {
             "wrong": (off_by(1e-3), (x,), 1e-4),
@@ -86,7 +75,7 @@ def test_what_differs_or_fails_is_reported(monkeypatch):
             "failing": (left_behind(), (x,), 1e-4),
         },
     )
-    rows = {row["function"]: row for row in gpu_check.parity(CPU)}
+    rows = {row["function"]: row for row in parity.parity(CPU)}
     assert {name: row["agrees"] for name, row in rows.items()} == {
         "wrong": False,
         "near": True,
@@ -97,7 +86,7 @@ def test_what_differs_or_fails_is_reported(monkeypatch):
 
 
 def test_a_check_with_a_difference_ends_in_one_line_that_names_it(monkeypatch):
-    monkeypatch.setattr(gpu_check, "parity_cases", lambda: {"wrong": (off_by(1.0), (torch.ones(3),), 1e-4)})
+    monkeypatch.setattr(parity, "parity_cases", lambda: {"wrong": (off_by(1.0), (torch.ones(3),), 1e-4)})
     for part, rows in {
         "step_times": [{"ms": 1.0}],
         "attention_times": [{"ms": 1.0}],
@@ -121,43 +110,13 @@ def test_a_second_check_replaces_the_first(tmp_path):
     assert times["asa.time.gpu.ours"]["note"] == "gpu-check, H200, ours, products only"
 
 
-def test_whole_trainings_are_recorded_but_decide_nothing(tmp_path):
-    gpu_check.record(found(), tmp_path)
-    entries = recorded(tmp_path, "01_skip_removal")
-    values = {name.removeprefix("asa.skip."): entry["values"] for name, entry in entries.items()}
-    assert values == {
-        "both": [92.0],
-        "no_ffn": [90.0],
-        "no_sab": [70.0],
-        "drop_no_ffn": [-2.0],
-        "drop_no_sab": [-22.0],
-        "asymmetry": [-20.0],
-        "none_worst": [-10.0],
-        "diverges": [1.0],
-        "divergence_epoch": [33.0],
-    }
-    assert {entry["verdict"] for entry in entries.values()} == {judging.NOT_RUN}
-    assert len(ledger.verdicts(tmp_path)) == len(claims.claims())
-
-
-@pytest.mark.parametrize("shorter", [{"epochs": 59}, {"data": "fashion_mnist"}])
-def test_other_trainings_than_the_notebooks_are_not_recorded(tmp_path, shorter):
-    assert "skip removal: not recorded, 60 epochs on cifar10 would be needed" in gpu_check.record(
-        found(**shorter), tmp_path
-    )
-    assert [path.name for path in (tmp_path / "gpu").iterdir()] == ["02_token_graying.json"]
-
-
-@pytest.mark.parametrize(
-    "notebook, claim", [("01_skip_removal", "asa.skip.both"), ("02_token_graying", "asa.time.svd.ratio")]
-)
-def test_what_a_notebook_recorded_is_kept(tmp_path, notebook, claim):
+def test_what_a_notebook_recorded_is_kept(tmp_path):
+    notebook, claim = "02_token_graying", "asa.time.svd.ratio"
     ledger.record({claim: ledger.Measurement((5.0, 5.1, 5.2))}, notebook=notebook, preset="gpu", folder=tmp_path)
     before = recorded(tmp_path, notebook)
     for _ in range(2):
         assert f"{notebook}: not recorded, the notebook has been run on a GPU" in gpu_check.record(found(), tmp_path)
     assert recorded(tmp_path, notebook) == before
-    assert len(list((tmp_path / "gpu").iterdir())) == 2
 
 
 def test_without_a_gpu_nothing_is_recorded(tmp_path):

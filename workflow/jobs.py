@@ -89,45 +89,32 @@ def plan(preset: str, seconds: Mapping[str, float], runs: Mapping[str, int]) -> 
         path = BUILD / preset / f"{notebook}.ipynb"
         took = _metadata(path).get("companion", {}).get("seconds") if path.exists() else None
         rows.append(
-            (
-                notebook,
-                now,
-                asked.shares,
-                asked.cores,
-                asked.gpus,
-                f"{asked.memory:g}",
-                f"{asked.disk:g}",
-                runs[notebook],
-                f"{minutes:.1f}",
-                asked.minutes,
-                "" if took is None else f"{took / 60:.1f}",
-            )
+            {
+                "notebook": notebook,
+                "state": now,
+                "jobs": asked.shares,
+                "cores": asked.cores,
+                "GPUs": asked.gpus,
+                "memory (GB)": f"{asked.memory:g}",
+                "disk (GB)": f"{asked.disk:g}",
+                "runs": runs[notebook],
+                "training (min)": f"{minutes:.1f}",
+                "limit (min)": asked.minutes,
+                "took (min)": "" if took is None else f"{took / 60:.1f}",
+            }
         )
         if minutes > asked.minutes:
             tight.append(notebook)
         if now != "current":
             hours, limit, disk = hours + minutes / 60, limit + asked.minutes / 60, disk + asked.disk
             gpu_hours += seconds[notebook] / 3600 if asked.gpus else 0
-    header = (
-        "notebook",
-        "state",
-        "jobs",
-        "cores",
-        "GPUs",
-        "memory (GB)",
-        "disk (GB)",
-        "runs",
-        "training (min)",
-        "limit (min)",
-        "took (min)",
-    )
     lines = [
         f"to do in {preset}: {hours:.1f} hours of training from an empty store (limits: {limit:.1f}), "
         f"one notebook after the other; {gpu_hours:.0f} GPU hours; at most {disk:g} GB of disk"
     ]
     if tight:
         lines.append(f"more than its limit: {', '.join(tight)}; give it more in workflow/resources.yaml")
-    return "\n".join([_columns([header, *rows]), *lines])
+    return "\n".join([_columns([tuple(rows[0]), *(tuple(row.values()) for row in rows)]), *lines])
 
 
 def failures(preset: str) -> list[str]:
