@@ -7,7 +7,7 @@ the largest. An interval that decides nothing says how many values would: interv
 
 import math
 import statistics
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scipy.stats import beta, t
@@ -28,13 +28,14 @@ class Interval:
     n: int
 
 
-def mean_interval(values: Collection[float]) -> Interval:
+def mean_interval(values: Iterable[float]) -> Interval:
     """Return the t interval of a mean: of infinite width for one value, of none where all values are equal.
 
     Raises ValueError for no value and for one that is not finite.
     """
+    values = [float(value) for value in values]
     if not values or not all(map(math.isfinite, values)):
-        raise ValueError(f"expected finite values, got {list(values)}")
+        raise ValueError(f"expected finite values, got {values}")
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Interval(mean, -math.inf, math.inf, math.nan, 1)
