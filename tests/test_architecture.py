@@ -90,7 +90,8 @@ def test_a_claim_is_added_in_two_files(project):
 def test_a_family_of_models_is_added_in_one_file(project):
     path = project / "lib" / "skiplab" / "models" / "residual.py"
     edit(path, "from timm.models import cait, convmixer,", "from timm.models import cait, convmixer, mlp_mixer,")
-    edit(path, "\nFAMILIES = {\n    family.name: family\n    for family in (", f"\nFAMILIES = {{\n    family.name: family\n    for family in ({FAMILY}")  # fmt: skip
+    start = "\nFAMILIES = {\n    family.name: family\n    for family in ("
+    edit(path, start, start + FAMILY)
     run(
         project,
         "-c",
@@ -106,7 +107,8 @@ both, none = make("both"), make("none")
 for model in (both, none):
     model.load_state_dict(plain.state_dict())
 x = torch.randn(2, 1, 28, 28)
-assert torch.equal(both(x), plain(x)) and not torch.allclose(none(x), plain(x))
+seen = [model.forward_features(x) for model in (plain, both, none)]
+assert torch.equal(seen[0], seen[1]) and not torch.allclose(seen[0], seen[2])
 """,
     )
 
@@ -114,7 +116,7 @@ assert torch.equal(both(x), plain(x)) and not torch.allclose(none(x), plain(x))
 @pytest.mark.slow
 def test_a_paper_is_added_in_four_files(project):
     claims = project / "data" / "claims.yaml"
-    edit(claims, "\npapers:\n", "\npapers:\n  new: A. Author. A New Paper: On Skips. ICLR 2027. arXiv 2700.00001\n")
+    edit(claims, "\npapers:\n", "\npapers:\n  new: 'A. Author. A New Paper: On Skips. ICLR 2027. arXiv 2700.00001'\n")
     claims.write_text(claims.read_text(encoding="utf-8") + CLAIM.format(name="new.gain", notebook="08_new"))
     study = project / "lib" / "skiplab" / "studies" / "new.py"
     study.write_text("def gains(seeds):\n    return [2.0 + seed / 10 for seed in seeds]\n")
@@ -128,10 +130,18 @@ def test_a_paper_is_added_in_four_files(project):
             "print(*ledger.record(found, notebook=p.notebook, preset=p.preset))"
         ),
     ]
-    nbformat.write(v4.new_notebook(cells=cells), project / "notebooks" / "08_new.ipynb")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), project / "notebooks" / "08_new.ipynb")
     (project / "notebooks" / "presets" / "smoke" / "08_new.yaml").write_text("seeds: [0, 1, 2]\n")
     run(project, "-m", "workflow", "execute", "08_new", "smoke", "out.ipynb")
-    table = run(project, "-c", "from pathlib import Path\nfrom skiplab.companion import ledger, tables\n"
-                "print(tables.counts(ledger.SCRATCH))\nprint(ledger.stored('smoke', ledger.SCRATCH)['new.gain'])")  # fmt: skip
+    table = run(
+        project,
+        "-c",
+        """
+from skiplab.companion import ledger, tables
+print(tables.counts(ledger.SCRATCH))
+print(ledger.stored("smoke", ledger.SCRATCH)["new.gain"])
+""",
+    )
     assert "A New Paper" in table and "new.gain: reproduced" in table
     assert "08_new" in run(project, "-m", "workflow", "plan", "smoke")

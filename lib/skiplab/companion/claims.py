@@ -92,6 +92,11 @@ def papers(path: Path = CLAIMS) -> dict[str, str]:
     return dict(_read(path).papers)
 
 
+def notebooks(path: Path = CLAIMS) -> list[str]:
+    """Return the names of the notebooks that measure claims, in order."""
+    return sorted({claim.notebook for claim in _read(path).claims.values()})
+
+
 def needs(path: Path = CLAIMS) -> dict[str, str]:
     """Return in words what each need asks for, by its name."""
     return dict(_read(path).needs)

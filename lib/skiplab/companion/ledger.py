@@ -12,7 +12,7 @@ from pathlib import Path
 from reprlib import repr as short
 
 from skiplab import files
-from skiplab.companion.claims import TIERS, Claim, choice, claims, fields
+from skiplab.companion.claims import TIERS, Claim, choice, claims, fields, notebooks
 from skiplab.companion.judging import NOT_RECORDED, NOT_RUN, RANK, Measurement, Need, Verdict, judge, on_one
 from skiplab.errors import InputError, unknown
 
@@ -40,7 +40,7 @@ def record(
     nothing itself. Raises InputError for an unknown claim, one of another notebook, or a
     malformed measurement.
     """
-    choice("notebook", notebook, {claim.notebook for claim in claims().values()})
+    choice("notebook", notebook, notebooks())
     choice("preset", preset, RANK)
     known = claims()
     measurements = {name: _with_needs(known.get(name), one, needs or {}) for name, one in measurements.items()}
