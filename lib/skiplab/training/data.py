@@ -45,7 +45,7 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMN = "label"
 FLAT_TEST_SHARE = 0.2  # of a folder without a test split
 
-# What a PIL mode is taken for; 16-bit and float images are refused, since PIL would clip them.
+# What a PIL mode is taken for; deeper images are refused, since PIL would clip them.
 MODE_CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
 CHANNEL_MODES = {1: "L", 3: "RGB"}
 MOST_WORKERS = 16
@@ -258,8 +258,8 @@ class _Images(torch.utils.data.Dataset):
                 image = self.decoder.picture(record)
                 for step in self.steps:
                     image = step(image)
-        except Undecodable:
-            return _undecodable([self.rows.name(place)])
+        except Undecodable as error:
+            return _undecodable([self.rows.name(place)], error)
         return image, int(self.rows.labels[place])
 
 
@@ -774,11 +774,15 @@ class _Decoder:
     def picture(self, record: dict) -> Image.Image:
         """Return the whole image, grey or RGB. Raises Undecodable."""
         content, path = (record or {}).get("bytes"), (record or {}).get("path")
-        if content is None and path is None:
+        if not content and path is None:
             raise Undecodable("is missing")
         image, _ = pictures.read(path if content is None else io.BytesIO(content))
+        if image.mode in pictures.DEEP_MODES:
+            raise Undecodable(
+                f"has more than 8 bits a channel (mode {image.mode}); convert all images to 8 bits by one scale"
+            )
         if image.mode not in MODE_CHANNELS:
-            raise Undecodable(f"has the mode {image.mode}; allowed: {', '.join(MODE_CHANNELS)}")
+            raise Undecodable(f"has the mode {image.mode}; convert it to RGB or L")
         channels = self.channels or MODE_CHANNELS[image.mode]
         return (pictures.on_white(image) if pictures.is_transparent(image) else image).convert(CHANNEL_MODES[channels])
 
@@ -799,17 +803,18 @@ class _Decoder:
 
     def arrays(self, parts: list[_Rows]) -> np.ndarray:
         """Return all images, uint8 (N, C, H, W). Raises InputError where some cannot be decoded or do not fit."""
-        images, origins, undecodable = [], [], []
+        images, origins, undecodable, reasons = [], [], [], []
         for rows in parts:
             records = (record for batch in rows.records.iter(1000) for record in batch["image"])
             for place, record in enumerate(records):
                 try:
                     images.append(self.array(record))
                     origins.append((rows, place))
-                except Undecodable:
+                except Undecodable as error:
                     undecodable.append(rows.name(place))
+                    reasons.append(error)
         if undecodable:
-            raise _undecodable(undecodable)
+            raise _undecodable(undecodable, reasons[0])
         grey = [stored for image, stored in zip(images, origins) if len(image) == 1]
         if 0 < len(grey) < len(images):
             names = [rows.name(place) for rows, place in grey[:3]]
@@ -825,10 +830,10 @@ class _Decoder:
         return np.stack(images)
 
 
-def _undecodable(names: list[str]) -> InputError:
-    return InputError(
-        f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove them"
-    )
+def _undecodable(names: list[str], reason: Undecodable) -> InputError:
+    """Build the error for images that cannot be used, and why the first of them cannot."""
+    first, them = (", of which the first", "them") if len(names) > 1 else ("", "it")
+    return InputError(f"{count(names)}{first} {' '.join(str(reason).split())}; mend or remove {them}")
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:
