@@ -1,5 +1,6 @@
 """The run store: loads, resumes, notices damage, survives being killed, and computes a run once."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -15,14 +16,16 @@ from pathlib import Path
 
 import pytest
 import standin
+import timm.layers
 import torch
 from accelerate.state import AcceleratorState
 from interruption import interrupted
 from skiplab import files
 from skiplab.companion import graying_survey, runs, scaling_survey
 from skiplab.errors import InputError
-from skiplab.training import checkpoint, loop
+from skiplab.training import checkpoint, data, loop
 from test_loop import TINY, but
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def load_or_run(*configs, workers=0, said=None):
@@ -67,6 +70,60 @@ def test_accelerates_environment_changes_no_number(store, monkeypatch, variable,
     (run,) = load_or_run()
     AcceleratorState._reset_state(reset_partial_state=True)
     assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+
+
+@contextlib.contextmanager
+def switched(read, write, value):
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+AROUND = {
+    "float64": lambda: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a device": lambda: torch.device("meta"),
+    "low precision": lambda: switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "no fused attention": lambda: switched(timm.layers.use_fused_attn, timm.layers.set_fused_attn, False),
+    "attention by its formula": lambda: sdpa_kernel(SDPBackend.MATH),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_set_around_the_call_changes_no_bit(store, monkeypatch, name):
+    (expected,) = load_or_run(but(epochs=1))
+    data._load.cache_clear()
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    with AROUND[name]():
+        (run,) = load_or_run(but(epochs=1))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(run.load_model().parameters(), expected.load_model().parameters(), strict=True)
+        )
+        assert {parameter.dtype for parameter in run.load_model().parameters()} == {torch.float32}
+    assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+    data._load.cache_clear()
+
+
+def test_timms_environment_changes_no_bit_in_a_worker(store, monkeypatch):
+    (expected,) = load_or_run(but(epochs=1))
+    monkeypatch.setenv("TIMM_FUSED_ATTN", "0")
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    (run,) = load_or_run(but(epochs=1), workers=1)
+    assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_set_around_a_run_without_the_store_changes_no_bit(tmp_path, name):
+    expected = loop.train(but(epochs=1), tmp_path / "a")
+    with AROUND[name]():
+        found = loop.train(but(epochs=1), tmp_path / "b")
+    assert found | {"seconds": 0} == expected | {"seconds": 0}
 
 
 def test_what_splits_a_model_is_refused(store, monkeypatch):
@@ -386,6 +443,7 @@ SCRIPT = """
 import sys
 import textwrap
 from test_loop import TINY, but
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from skiplab.companion import graying_survey, runs, scaling_survey
 from skiplab.training import loop
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from skiplab import files
 from skiplab.companion import fingerprint, member, provenance
 from skiplab.errors import InputError
 from skiplab.training import checkpoint, loop
+from skiplab.training.ambient import isolated
 
 SCHEMA = 1
 LEFTOVERS = ("checkpoint.safetensors", "attention.json")  # of an unfinished run, of `loop.train` and of the replay's
@@ -64,6 +65,7 @@ class Run:
     result: dict
     history: list[dict]
 
+    @isolated()
     def load_model(self) -> torch.nn.Module:
         """Return the trained model, on the CPU, in evaluation mode."""
         model = loop.build_model(self.config)
@@ -278,6 +280,7 @@ class _Job:
             os.replace(self.folder, aside)
         report(f"run {self.hash} is damaged ({error}); set aside as {aside.name}, computed again")
 
+    @isolated()
     def execute(self, wait: bool = True) -> list[str] | None:
         """Compute the run unless another process has meanwhile; return what there is to say about it.
 

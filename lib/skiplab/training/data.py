@@ -32,6 +32,7 @@ from torch import Tensor
 from skiplab.errors import InputError, unknown
 from skiplab.files import ROOT
 from skiplab.training import layout, pictures
+from skiplab.training.ambient import isolated
 from skiplab.training.layout import TEST_SPLITS, TRAIN_SPLIT, count
 from skiplab.training.pictures import Undecodable
 from skiplab.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
@@ -339,6 +340,7 @@ def load(
 
 
 @functools.lru_cache(maxsize=8)
+@isolated()
 def _load(name, local, img_size, channels, validation, train_images, test_images):
     spec = SPECS.get(name, Spec())
     spec = replace(spec, img_size=img_size or spec.img_size, channels=channels or spec.channels)
