@@ -1,16 +1,21 @@
 """The run store: loads, resumes, notices damage, survives being killed, and computes a run once."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fcntl
+import functools
 import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -422,6 +427,35 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch
         load_or_run()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_system_without_locks_is_one_clear_error(store, monkeypatch, number, workers):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if workers:  # which are other processes
+        monkeypatch.setattr(runs, "_pool", functools.cache(lambda _: concurrent.futures.ThreadPoolExecutor(1)))
+    with pytest.raises(
+        InputError, match=r"^cannot lock .*its file system has no locks .*set COMPANION_RUNS to a folder"
+    ):
+        load_or_run(workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_waiting_for_another_process_is_said(store, monkeypatch, workers):
+    (run,) = load_or_run()
+    path, said = store / ".locks" / f"{run.hash}.lock", []
+    shutil.rmtree(run.folder)
+    if workers:
+        monkeypatch.setattr(runs, "_pool", functools.cache(lambda _: concurrent.futures.ThreadPoolExecutor(1)))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(1, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        load_or_run(workers=workers, said=said)
+    assert any("another process computes it; waiting" in line for line in said)
+
+
 def test_tables_hold_what_the_runs_hold(store):
     both = load_or_run(TINY, but(skip="none"))
     table = runs.table(both)
@@ -456,7 +490,8 @@ if __name__ == "__main__":
 def start(store, tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": os.path.dirname(__file__)}
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, script, str(workers)],
         env=environment,
