@@ -31,6 +31,22 @@ def test_tensors_come_back_bit_for_bit(tmp_path, dtype):
     assert back["scalar"].shape == () and back["empty"].shape == (0, 3)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(4, 3)[:, :1],
+        torch.arange(24.0).reshape(2, 4, 3)[:, :, 1:2],
+        torch.arange(12.0).as_strided((1, 4), (7, 1)),
+        torch.arange(4.0).expand(3, 4),
+        torch.arange(8.0)[::2],
+    ],
+)
+def test_slices_come_back_whatever_their_strides(tmp_path, tensor):
+    checkpoint.write(tmp_path / "x", [tensor])
+    (back,) = checkpoint.read(tmp_path / "x")
+    assert torch.equal(back, tensor) and back.stride() == torch.empty(tensor.shape).stride()
+
+
 def test_tensors_come_back_aligned_as_torch_allocates_them(tmp_path):
     """Matrix products of a tensor that lies elsewhere may round differently."""
     state = [torch.rand(n) for n in range(1, 40)]

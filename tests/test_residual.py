@@ -1,7 +1,10 @@
 """The skip policy against two-branch references of each family, written here from the models' weights alone."""
 
+import concurrent.futures
 import copy
 import math
+import multiprocessing
+import pickle
 
 import pytest
 import torch
@@ -284,6 +287,26 @@ def test_a_copy_is_independent(family, skip):
             parameter.mul_(0.5)
     assert torch.equal(copied(images), before)
     assert not torch.allclose(model(images), before)
+
+
+def logits(model, images):
+    return model(images)
+
+
+@pytest.mark.parametrize(("family", "skip"), CASES)
+def test_a_model_goes_through_a_file_and_to_another_process(tmp_path, family, skip):
+    model, images = small_model(family, skip).eval(), images_for(family)
+    torch.save(model, tmp_path / "model.pt")
+    for copied in (torch.load(tmp_path / "model.pt", weights_only=False), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(images), model(images))
+        remove_skips(copied, "both")
+        assert [type(block) for _, block in blocks(copied)] == [type(block) for _, block in blocks(small_model(family))]
+
+
+def test_a_model_without_skips_computes_in_a_spawned_process():
+    model, images = small_model("vit", "none").eval().requires_grad_(False), images_for("vit")
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        torch.testing.assert_close(pool.submit(logits, model, images).result(), model(images))
 
 
 @pytest.mark.parametrize(("family", "skip"), CASES)

@@ -1,21 +1,29 @@
 """The run store: loads, resumes, notices damage, survives being killed, and computes a run once."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import errno
+import fcntl
+import functools
 import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import timm.layers
 import torch
 from accelerate.state import AcceleratorState
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import standin
 from interruption import interrupted
@@ -24,7 +32,7 @@ from skiplab.companion import runs
 from skiplab.errors import InputError
 from skiplab.studies.anti_oversmoothing import costs as anti_oversmoothing_costs
 from skiplab.studies.token_graying import costs
-from skiplab.training import checkpoint, loop
+from skiplab.training import checkpoint, data, loop
 from test_loop import TINY, but
 
 
@@ -70,6 +78,60 @@ def test_accelerates_environment_changes_no_number(store, monkeypatch, variable,
     (run,) = load_or_run()
     AcceleratorState._reset_state(reset_partial_state=True)
     assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+
+
+@contextlib.contextmanager
+def switched(read, write, value):
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+AROUND = {
+    "float64": lambda: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a device": lambda: torch.device("meta"),
+    "low precision": lambda: switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "no fused attention": lambda: switched(timm.layers.use_fused_attn, timm.layers.set_fused_attn, False),
+    "attention by its formula": lambda: sdpa_kernel(SDPBackend.MATH),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_set_around_the_call_changes_no_bit(store, monkeypatch, name):
+    (expected,) = load_or_run(but(epochs=1))
+    data._load.cache_clear()
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    with AROUND[name]():
+        (run,) = load_or_run(but(epochs=1))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(run.load_model().parameters(), expected.load_model().parameters(), strict=True)
+        )
+        assert {parameter.dtype for parameter in run.load_model().parameters()} == {torch.float32}
+    assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+    data._load.cache_clear()
+
+
+def test_timms_environment_changes_no_bit_in_a_worker(store, monkeypatch):
+    (expected,) = load_or_run(but(epochs=1))
+    monkeypatch.setenv("TIMM_FUSED_ATTN", "0")
+    monkeypatch.setenv("COMPANION_RUNS", str(store / "again"))
+    (run,) = load_or_run(but(epochs=1), workers=1)
+    assert run.hash == expected.hash and run.history == expected.history and run.result == expected.result
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_set_around_a_run_without_the_store_changes_no_bit(tmp_path, name):
+    expected = loop.train(but(epochs=1), tmp_path / "a")
+    with AROUND[name]():
+        found = loop.train(but(epochs=1), tmp_path / "b")
+    assert found | {"seconds": 0} == expected | {"seconds": 0}
 
 
 def test_what_splits_a_model_is_refused(store, monkeypatch):
@@ -368,6 +430,35 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch
         load_or_run()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_system_without_locks_is_one_clear_error(store, monkeypatch, number, workers):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if workers:  # which are other processes
+        monkeypatch.setattr(runs, "_pool", functools.cache(lambda _: concurrent.futures.ThreadPoolExecutor(1)))
+    with pytest.raises(
+        InputError, match=r"^cannot lock .*its file system has no locks .*set COMPANION_RUNS to a folder"
+    ):
+        load_or_run(workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_waiting_for_another_process_is_said(store, monkeypatch, workers):
+    (run,) = load_or_run()
+    path, said = store / ".locks" / f"{run.hash}.lock", []
+    shutil.rmtree(run.folder)
+    if workers:
+        monkeypatch.setattr(runs, "_pool", functools.cache(lambda _: concurrent.futures.ThreadPoolExecutor(1)))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(1, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        load_or_run(workers=workers, said=said)
+    assert any("another process computes it; waiting" in line for line in said)
+
+
 def test_tables_hold_what_the_runs_hold(store):
     both = load_or_run(TINY, but(skip="none"))
     table = runs.table(both)
@@ -401,7 +492,8 @@ if __name__ == "__main__":
 def start(store, tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": os.path.dirname(__file__)}
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = os.environ | {"COMPANION_RUNS": str(store), "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, script, str(workers)],
         env=environment,

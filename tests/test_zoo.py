@@ -58,21 +58,32 @@ def test_timm_weights_load_without_skips(name, side, arguments):
     assert all(isinstance(ours.get_submodule(name), type(block)) for name, block in blocks(theirs))
 
 
-@pytest.mark.parametrize(
-    ("family", "size", "arguments"),
-    [
-        ("vit", (28, 14), {"embed_dim": 64, "depth": 6, "num_heads": 4, "patch_size": 7}),
-        ("swin", 28, {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "patch_size": 2}),
-        ("cait", 28, {"embed_dim": 64, "depth": 6, "num_heads": 4, "patch_size": 7}),
-        ("pvt_v2", 32, {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1)}),
-        ("convmixer", 28, {"dim": 64, "depth": 6, "kernel_size": 5, "patch_size": 7}),
-    ],
-)
+SMALL_MODELS = [
+    ("vit", (28, 14), {"embed_dim": 64, "depth": 6, "num_heads": 4, "patch_size": 7}),
+    ("swin", 28, {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "patch_size": 2}),
+    ("cait", 28, {"embed_dim": 64, "depth": 6, "num_heads": 4, "patch_size": 7}),
+    ("pvt_v2", 32, {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1)}),
+    ("convmixer", 28, {"dim": 64, "depth": 6, "kernel_size": 5, "patch_size": 7}),
+]
+
+
+@pytest.mark.parametrize(("family", "size", "arguments"), SMALL_MODELS)
 def test_builds_small_models_from_the_class(family, size, arguments):
     model = create_model(family, num_classes=10, img_size=size, in_chans=1, **arguments)
     assert type(model) is FAMILIES[family].model
     height, width = size if isinstance(size, tuple) else (size, size)
     assert model(torch.randn(2, 1, height, width)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("family", "size", "arguments"), SMALL_MODELS)
+def test_builds_in_the_dtype_asked_for(family, size, arguments, dtype):
+    if "dtype" not in inspect.signature(FAMILIES[family].model).parameters:
+        pytest.skip("timm gives this family no dtype")
+    model = create_model(family, num_classes=5, img_size=size, in_chans=1, dtype=dtype, **arguments).eval()
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    height, width = size if isinstance(size, tuple) else (size, size)
+    assert model(torch.zeros(1, 1, height, width, dtype=dtype)).dtype == dtype
 
 
 def test_timm_still_is_as_the_table_says():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from skiplab import files
 from skiplab.errors import InputError, run_command
+from skiplab.training.ambient import isolated
 
 FAILURE = "failure.json"
 
@@ -27,7 +28,8 @@ def compute(function: str, folder: str) -> None:
     path = Path(folder)
     config = typing.get_type_hints(target)["config"](**json.loads((path / "config.json").read_text(encoding="utf-8")))
     try:
-        result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
+        with isolated():
+            result = target(config, path, lambda rows: files.write(path / "metrics.jsonl", lines(rows)))
     except InputError as error:
         files.write(path / FAILURE, json.dumps({"kind": type(error).__name__, "message": str(error)}))
         raise

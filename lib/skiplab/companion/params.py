@@ -10,7 +10,6 @@ warns about a misspelt name.
 """
 
 import ast
-import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from IPython import get_ipython
 
 from skiplab import files
 from skiplab.companion.fingerprint import COMPUTED, PRESETS, notebook_code_cells, preset_path
-from skiplab.errors import InputError, unknown
+from skiplab.errors import InputError, check_plain, unknown
 
 PRESET_VARIABLE = "COMPANION_PRESET"
 WORKFLOW_VARIABLE = "COMPANION_WORKFLOW"  # set where the workflow runs a notebook: only its quick and replicate count
@@ -237,8 +236,6 @@ def between(low: float, high: float = float("inf")) -> Rule:
         for number in _each(value):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise InputError(f"{name} is {number!r}, a {type(number).__name__}; it must be a number")
-            if number == high == math.inf:
-                raise InputError(f"{name} is {number}; allowed: at least {low} and finite")
             if not low <= number <= high:
                 limit = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
                 raise InputError(f"{name} is {number}; allowed: {limit}, nearest: {min(max(low, number), high)}")
@@ -279,6 +276,9 @@ def _coerce(name: str, value: object, kind: str) -> object:
             value = yaml.safe_load(value)  # papermill -p passes lists and dicts as text
         except yaml.YAMLError as error:
             raise InputError(f"{name} is {value!r}, which is no {kind} in YAML, such as [0, 1] or {{a: 1}}") from error
+    if isinstance(value, str) and kind == "float" and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value):
+        value = float(value)  # YAML reads 3e-4 as a string
+    check_plain(name, value)
     if kind.startswith("list["):
         if not isinstance(value, list):
             raise InputError(f"{name} is {value!r}; it must be a list: {kind}")
@@ -290,8 +290,6 @@ def _coerce(name: str, value: object, kind: str) -> object:
         return items
     if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if kind == "float" and isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value):
-        return float(value)  # YAML reads 3e-4 as a string
     if kind == "str" and isinstance(value, bool):
         raise InputError(f"{name} is {value}; YAML reads yes, no, on and off as true and false: put it in quotes")
     types = {"int": int, "str": str, "bool": bool, "dict": dict}

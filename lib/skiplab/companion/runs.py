@@ -13,6 +13,7 @@ lib/skiplab/training/run.py for the exceptions), so the hash does not cover it; 
 
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -42,6 +43,7 @@ from skiplab import files
 from skiplab.companion import fingerprint, member, provenance
 from skiplab.errors import InputError
 from skiplab.training import checkpoint, loop
+from skiplab.training.ambient import isolated
 
 SCHEMA = 1
 LEFTOVERS = ("checkpoint.safetensors", "attention.json")  # of an unfinished run, of `loop.train` and of the replay's
@@ -51,6 +53,7 @@ SCORES = {
     "corloc": "CorLoc {:.1f} %",
     "final_loss": "loss {:.3f}",
 }
+HELD = "another process computes it; waiting for that"
 QUIET_SECONDS = 15  # the longest silence before the progress of a running job is reported
 
 
@@ -64,6 +67,7 @@ class Run:
     result: dict
     history: list[dict]
 
+    @isolated()
     def load_model(self) -> torch.nn.Module:
         """Return the trained model, on the CPU, in evaluation mode."""
         model = loop.build_model(self.config)
@@ -123,7 +127,7 @@ _rehearsal: dict[str, tuple[Callable, object]] | None = None
 
 @contextlib.contextmanager
 def rehearsing() -> Iterator[dict[str, tuple[Callable, object]]]:
-    """Compute nothing within: `load_or_run` enters (function, configuration) here, and returns runs that score alike."""
+    """Compute nothing within: `load_or_run` enters (function, configuration) here and returns runs that score alike."""
     global _rehearsal
     _rehearsal = {}
     try:
@@ -278,6 +282,7 @@ class _Job:
             os.replace(self.folder, aside)
         report(f"run {self.hash} is damaged ({error}); set aside as {aside.name}, computed again")
 
+    @isolated()
     def execute(self, wait: bool = True) -> list[str] | None:
         """Compute the run unless another process has meanwhile; return what there is to say about it.
 
@@ -288,13 +293,10 @@ class _Job:
         if loop.dataset(self.config).digest != self.data_digest:
             raise InputError("the data changed since this notebook loaded them: restart the kernel and run again")
         notes: list[str] = []
-        lock = FileLock(files.make_folder(store() / ".locks") / f"{self.hash}.lock")
-        with files.storage_errors(Path(lock.lock_file)):
-            try:
-                lock.acquire(blocking=wait)
-            except Timeout:
-                return None
-        try:
+        lock = _locked(files.make_folder(store() / ".locks") / f"{self.hash}.lock", wait)
+        if lock is None:
+            return None
+        with lock:
             if (self.folder / "result.json").exists():
                 try:
                     self.load()
@@ -302,8 +304,6 @@ class _Job:
                 except checkpoint.CorruptFile as error:
                     self.set_aside(error, notes.append)
             self._compute(notes.append)
-        finally:
-            lock.release()
         return notes
 
     def _compute(self, report: Callable[[str], None]) -> None:
@@ -353,7 +353,7 @@ class _Job:
         failure.unlink(missing_ok=True)
         try:
             # From this folder, since a configuration may name its data from here.
-            path = os.pathsep.join(filter(None, (str(files.ROOT), os.environ.get("PYTHONPATH"))))
+            path = os.pathsep.join(filter(None, (str(files.ROOT / "lib"), os.environ.get("PYTHONPATH"))))
             done = subprocess.run(
                 command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, encoding="utf-8", errors="replace"
             )
@@ -374,6 +374,25 @@ class _Job:
 
     def _write_metrics(self, rows: list[dict]) -> None:
         files.write(self.folder / "metrics.jsonl", member.lines(rows))
+
+
+def _locked(path: Path, wait: bool) -> contextlib.AbstractContextManager | None:
+    """Return the lock of a file, taken, to leave by `with`; None where another process holds it and we do not `wait`.
+
+    Only the operating system's locks count: marker files, filelock's way out, outlive their processes.
+    """
+    with files.storage_errors(path):
+        try:
+            return FileLock(path, fallback_to_soft=False).acquire(blocking=wait)
+        except Timeout:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            raise files.StorageError(
+                f"cannot lock {path}: its file system has no locks ({error.strerror}); set COMPANION_RUNS to a folder "
+                "on another one, such as a local disk"
+            ) from error
 
 
 def _last_words(text: str) -> str:
@@ -411,9 +430,7 @@ def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: C
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker, for the same bits
         try:
-            for job, wait in [(job, False) for job in jobs] + [(job, True) for job in jobs]:
-                for note in job.execute(wait) or ():
-                    report(note)
+            _compute_here(jobs, names, report)
         finally:
             torch.set_num_threads(threads)
         return
@@ -431,6 +448,21 @@ def _compute(jobs: Sequence[_Job], names: Sequence[str], workers: int, report: C
                 "last checkpoint of the others are kept"
             ) from error
         raise
+
+
+def _compute_here(jobs: Sequence[_Job], names: Sequence[str], report: Callable[[str], None]) -> None:
+    """Execute the jobs one by one; those that other processes are computing are left to them, and waited for last."""
+    held = []
+    for job, name in zip(jobs, names):
+        notes = job.execute(wait=False)
+        if notes is None:
+            held.append((job, name))
+        for note in notes or ():
+            report(note)
+    for job, name in held:
+        report(f"{name}: {HELD}")
+        for note in job.execute():
+            report(note)
 
 
 @functools.cache
@@ -457,6 +489,7 @@ def _follow(
             for future in done:
                 index, notes = waiting.pop(future), future.result()
                 if notes is None:
+                    report(f"      {names[index]}: {HELD}")
                     waiting[pool.submit(jobs[index].execute)] = index
                     continue
                 for note in notes:

@@ -200,11 +200,19 @@ def _without_skips(branches: Branches, skip: str) -> type[nn.Module]:
 
     members = {
         "forward": forward,
+        "__reduce__": lambda self: (_blank_block, (branches.block, skip), self.__dict__),
         "timm_block": branches.block,
         "sab_skip": skip == "no_ffn",
         "ffn_skip": skip == "no_sab",
     }
     return type(f"{branches.block.__name__}_{skip}", (branches.block,), members)
+
+
+def _blank_block(timm_block: type[nn.Module], skip: str) -> nn.Module:
+    """Return a block without its content, for pickle: classes that are made here cannot be found by name."""
+    known = [branches for family in FAMILIES.values() for branches in family.branches]
+    made = _without_skips(next(branches for branches in known if branches.block is timm_block), skip)
+    return made.__new__(made)
 
 
 def family_of(model: nn.Module) -> Family:

@@ -27,7 +27,7 @@ from timm.layers import Attention, Mlp
 from torch import Tensor, nn
 
 from skiplab import draws
-from skiplab.errors import InputError, indivisible, unknown
+from skiplab.errors import InputError, check_plain, indivisible, unknown
 from skiplab.models.residual import Family, find_blocks
 
 HEADS = ("own", "shared", "split")
@@ -51,7 +51,8 @@ class SkiplessInit:
     def __post_init__(self):
         for name, usual in {"alpha": 2.0, "beta": 0.6, "c": 3.0}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            check_plain(name, value)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise InputError(f"{name} is {value!r}; it must be a positive number, for example {usual}")
         for name, allowed in {"heads": HEADS, "mlp": MLPS}.items():
             if getattr(self, name) not in allowed:

@@ -1,7 +1,7 @@
 """The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
 
-Names, arguments, weights and outputs are timm's (1.0.31); see lib/skiplab/models/residual.py for the skip policy. Initial weights
-are drawn from timm's distributions by lib/skiplab/draws.py, so that a seed gives the same ones on every machine.
+Names, arguments, weights and outputs are timm's (1.0.31); see lib/skiplab/models/residual.py for the skip policy. Initial
+weights are drawn from timm's distributions by lib/skiplab/draws.py, so that a seed gives the same ones on every machine.
 """
 
 import difflib
@@ -172,9 +172,10 @@ def _check_image_size(family: Family, name: str, arguments: dict[str, Any], img_
 def _check_logits(family: Family, name: str, arguments: dict[str, Any], img_size: int | tuple[int, int]) -> None:
     """Raise InputError where an image does not give one number for each class, as without pooling."""
     height, width = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
-    image = torch.zeros(1, arguments.get("in_chans", 3), height, width, device="meta")
+    model = _outline(family, name, arguments).eval()
+    dtype = next(model.parameters()).dtype
+    logits = model(torch.zeros(1, arguments.get("in_chans", 3), height, width, dtype=dtype, device="meta"))
     expected = (1, arguments["num_classes"])
-    logits = _outline(family, name, arguments).eval()(image)
     if arguments["num_classes"] and tuple(logits.shape) != expected:
         raise InputError(
             f"with the arguments given {name!r} maps an image to logits of shape {tuple(logits.shape)}, "

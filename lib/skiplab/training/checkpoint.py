@@ -45,7 +45,7 @@ def _outline(state: object, tensors: dict[str, torch.Tensor]) -> object:
     """Move every tensor of `state` into `tensors`; return the rest as JSON, dicts as pairs to keep integer keys."""
     if isinstance(state, torch.Tensor):
         name = str(len(tensors))
-        tensors[name] = state.detach().cpu().contiguous().clone()
+        tensors[name] = state.detach().cpu().clone(memory_format=torch.contiguous_format)  # strides of a size 1 too
         return {"tensor": name}
     if isinstance(state, dict):
         return {"dict": [[key, _outline(value, tensors)] for key, value in state.items()]}

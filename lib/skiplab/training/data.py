@@ -6,12 +6,15 @@ What fits in memory lives on the device as uint8 (`Resident`); what does not goe
 
 import contextlib
 import functools
+import glob
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
 import random
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,7 @@ from torch import Tensor
 from skiplab.errors import InputError, unknown
 from skiplab.files import ROOT
 from skiplab.training import layout, pictures
+from skiplab.training.ambient import isolated
 from skiplab.training.layout import TEST_SPLITS, TRAIN_SPLIT, count
 from skiplab.training.pictures import Undecodable
 from skiplab.transforms.augment import RECIPES, crop_flip, draw_crop_flip, imagenet_transform, normalise, share
@@ -42,7 +46,7 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMN = "label"
 FLAT_TEST_SHARE = 0.2  # of a folder without a test split
 
-# What a PIL mode is taken for; 16-bit and float images are refused, since PIL would clip them.
+# What a PIL mode is taken for; deeper images are refused, since PIL would clip them.
 MODE_CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
 CHANNEL_MODES = {1: "L", 3: "RGB"}
 MOST_WORKERS = 16
@@ -71,8 +75,10 @@ SPECS = {
         repo="uoft-cs/cifar10",
         revision="0b2714987fa478483af9968de7c934580d0bb9a2",
         sha256={
-            "plain_text/train-00000-of-00001.parquet": "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
-            "plain_text/test-00000-of-00001.parquet": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
+            "plain_text/train-00000-of-00001.parquet": "8428b53a88a11ac374111006708df514"
+            "69e315a22ac6d66470afd9c78d2ae883",
+            "plain_text/test-00000-of-00001.parquet": "841389e6f2d64f28bf17310e430aebac"
+            "20ec3ba611a3c5e231dc93c645ce84de",
         },
     ),
     "tiny-imagenet": Spec(  # columns image, label; a few images are grey
@@ -141,10 +147,10 @@ class Split:
                 only, "imagenet" (random resized crop, RandAugment, random erasing) or "resized_crop" (that and mirror).
             drop_last: Leave out the last batch if it is not full.
             shard: (rank, world): this process gets its share (`skiplab.transforms.augment.share`) of each batch.
-            transform: What workers do to each training image (C, H, W) in the end; needs one of the last two augmentations.
+            transform: What workers do last to each training image (C, H, W); needs one of the last two augmentations.
 
         Raises:
-            InputError: `augment` or `transform` does not work here, or the processes would get unequal training batches.
+            InputError: `augment` or `transform` does not work here, or processes would get unequal training batches.
         """
         world = shard[1]
         if augment not in Streaming.augmentations:
@@ -253,8 +259,8 @@ class _Images(torch.utils.data.Dataset):
                 image = self.decoder.picture(record)
                 for step in self.steps:
                     image = step(image)
-        except Undecodable:
-            return _undecodable([self.rows.name(place)])
+        except Undecodable as error:
+            return _undecodable([self.rows.name(place)], error)
         return image, int(self.rows.labels[place])
 
 
@@ -334,6 +340,7 @@ def load(
 
 
 @functools.lru_cache(maxsize=8)
+@isolated()
 def _load(name, local, img_size, channels, validation, train_images, test_images):
     spec = SPECS.get(name, Spec())
     spec = replace(spec, img_size=img_size or spec.img_size, channels=channels or spec.channels)
@@ -542,8 +549,10 @@ def _read(folder: Path) -> tuple[dict[str, _Rows], list[str], list, str]:
 def _read_images(images: list[tuple[Path, str, str]]) -> tuple[dict[str, _Rows], list[str]]:
     import datasets
 
-    classes = sorted({name for _, _, name in images})
-    number = {name: label for label, name in enumerate(classes)}
+    names = {split: sorted({name for _, part, name in images if part == split}) for _, split, _ in images}
+    same = {name: form for split, own in names.items() for name, form in zip(own, _composed(own, split))}
+    classes = sorted(set(same.values()))
+    number = {name: classes.index(form) for name, form in same.items()}
     rows = {}
     for split in dict.fromkeys(split for _, split, _ in images):
         chosen = [(str(path), number[name]) for path, part, name in images if part == split]
@@ -555,13 +564,27 @@ def _read_images(images: list[tuple[Path, str, str]]) -> tuple[dict[str, _Rows],
     return rows, classes
 
 
+def _composed(names: list[str], split: str) -> list[str]:
+    """Return names of classes composed (NFC): file systems and people spell one name in two forms of Unicode."""
+    forms: dict[str, str] = {}
+    for name in names:
+        form = unicodedata.normalize("NFC", name)
+        if form in forms:
+            raise InputError(
+                f"the split {split!r} has the classes {ascii(forms[form])} and {ascii(name)}, one name in two forms of "
+                "Unicode; join or rename them"
+            )
+        forms[form] = name
+    return list(forms)
+
+
 def _read_parquet(tables: list[tuple[Path, str]]) -> tuple[dict[str, _Rows], list[str]]:
     rows, names = {}, {}
     for split in dict.fromkeys(split for _, split in tables):
         rows[split], names[split] = _read_split(split, [path for path, part in tables if part == split])
     named = [split for split in (TRAIN_SPLIT, *rows) if names.get(split)]
     if not named:
-        return rows, [str(label) for label in range(max(part.labels.max() for part in rows.values()) + 1)]
+        return rows, _numbered(np.unique(np.concatenate([part.labels for part in rows.values()])))
     classes = names[named[0]]
     for split in named:
         if names[split] != classes:
@@ -570,6 +593,22 @@ def _read_parquet(tables: list[tuple[Path, str]]) -> tuple[dict[str, _Rows], lis
             valid = (labels >= 0) & (labels < len(numbers))
             rows[split] = replace(rows[split], labels=np.where(valid, numbers[np.where(valid, labels, 0)], -1))
     return rows, classes
+
+
+def _numbered(labels: np.ndarray) -> list[str]:
+    """Return the classes of sorted labels without names. Raises InputError where a number is left out."""
+    present = labels[labels >= 0]
+    if len(present) and present[-1] >= len(present):
+        taken = set(present.tolist())
+        gaps = (number for number in itertools.count() if number not in taken)
+        lacking = int(present[-1]) + 1 - len(present)
+        shown = ", ".join(map(str, itertools.islice(gaps, min(3, lacking)))) + ", …" * (lacking > 3)
+        raise InputError(
+            f"no image has the label{'s' * (lacking > 1)} {shown}: labels without names count the classes from 0 "
+            f"without gaps, here 0 to {len(present) - 1}; number them anew, for instance with "
+            "numpy.unique(labels, return_inverse=True), or store their names (a ClassLabel)"
+        )
+    return [str(label) for label in range(len(present))]
 
 
 def _numbers_in(classes: list[str], names: list[str], split: str, first: str) -> np.ndarray:
@@ -582,42 +621,88 @@ def _numbers_in(classes: list[str], names: list[str], split: str, first: str) ->
 
 def _read_split(split: str, files: list[Path]) -> tuple[_Rows, list[str] | None]:
     """Return the rows of a split, and the names of its classes if its files carry them."""
-    import datasets
-
-    schemas = [_schema(file) for file in files]
-    names = [_class_names(schema) for schema in schemas]
-    for file, own in zip(files, names):
+    columns = [_image_column(file) for file in files]
+    names = [_class_names(file) for file in files]
+    for file, column, own in zip(files, columns, names):
+        if column != columns[0]:
+            raise InputError(
+                f"{file} has its images in the column {column!r}, {files[0]} in {columns[0]!r}; rename one of the two"
+            )
         if own != names[0]:
             raise InputError(
                 f"{file} and {files[0]} name their classes differently; write them anew with the same names"
             )
-    if not sum(pyarrow.parquet.read_metadata(file).num_rows for file in files):
+    labels = np.concatenate([_labels(file) for file in files])
+    if not len(labels):
         raise InputError(f"the split {split!r} has no rows ({', '.join(map(str, files[:3]))})")
-    paths = list(map(str, files))
-    if sum(map(os.path.getsize, paths)) < RESIDENT_BYTES:
-        data = datasets.Dataset(pa.concat_tables([pyarrow.parquet.read_table(path) for path in paths]))
-    else:  # converted once into HF_HOME, then mapped from there
-        data = datasets.load_dataset("parquet", data_files=paths, split="train")
-    labels = data.data.column(LABEL_COLUMN).cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
-    column = next(name for name in IMAGE_COLUMNS if name in data.column_names)
-    records = data.select_columns(column).cast_column(column, datasets.Image(decode=False))
-    if column != "image":
-        records = records.rename_column(column, "image")
-    return _Rows(split, records, labels, np.arange(len(labels))), names[0]
+    records = _records(files, columns[0])
+    if columns[0] != "image":
+        records = records.rename_column(columns[0], "image")
+    return _Rows(split, records, labels, np.arange(len(labels))), names[0] and _composed(names[0], split)
 
 
-def _class_names(schema: pa.Schema) -> list[str] | None:
+def _labels(file: Path) -> np.ndarray:
+    with _readable(file):
+        column = pyarrow.parquet.ParquetFile(file).read([LABEL_COLUMN]).column(LABEL_COLUMN)
+    return column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+
+
+def _records(files: list[Path], column: str) -> "datasets.Dataset":
+    """Return the stored images of some files: in memory, or of large files mapped from a copy made once in HF_HOME."""
     import datasets
 
-    return getattr(datasets.Features.from_arrow_schema(schema)[LABEL_COLUMN], "names", None)
+    image = datasets.Image(decode=False)
+    if sum(map(os.path.getsize, files)) < RESIDENT_BYTES:
+        parts = []
+        for file in files:
+            with _readable(file):
+                table = pyarrow.parquet.ParquetFile(file).read([column]).replace_schema_metadata()
+            parts.append(datasets.Dataset(table).cast_column(column, image))
+        return datasets.concatenate_datasets(parts)
+    if "::" in str(files[0]):
+        raise InputError(f"{files[0]} has '::' in its path, which Hugging Face takes for a chain of files; rename that")
+    with _readable(f"{files[0]}{f' or one of {len(files) - 1} more' * (len(files) > 1)}"):
+        return datasets.load_dataset(
+            "parquet",
+            data_files=[glob.escape(str(file)) for file in files],
+            columns=[column],
+            features=datasets.Features({column: image}),
+            split="train",
+        )
 
 
-def _schema(file: Path) -> pa.Schema:
-    """Return the columns of a parquet file. Raises InputError where those that are needed are missing."""
+@contextlib.contextmanager
+def _readable(file: Path | str) -> Iterator[None]:
+    """Turn what readers of parquet raise into one line that names `file`."""
+    import datasets
+
     try:
+        yield
+    except (OSError, pa.ArrowException, datasets.exceptions.DatasetGenerationError) as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"{file} is not a readable parquet file ({reason})") from error
+
+
+def _class_names(file: Path) -> list[str] | None:
+    """Return the names of the classes in a file's metadata of Hugging Face, None where it has none."""
+    import datasets
+
+    metadata = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface")
+    try:  # the label's alone: features of other columns may be of types that this version does not know
+        label = ((json.loads(metadata).get("info") or {}).get("features") or {}).get(LABEL_COLUMN) if metadata else None
+        return label and getattr(datasets.Features.from_dict({LABEL_COLUMN: label})[LABEL_COLUMN], "names", None)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise InputError(
+            f"{file} says of its labels what datasets {datasets.__version__} does not know ({reason}); write it anew "
+            "with a ClassLabel, or without the metadata 'huggingface'"
+        ) from error
+
+
+def _image_column(file: Path) -> str:
+    """Return the column with a parquet file's images. Raises InputError where it or the labels are missing."""
+    with _readable(file):
         schema = pyarrow.parquet.read_schema(file)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{file} is not a readable parquet file") from error
     images = [name for name in schema.names if name in IMAGE_COLUMNS and pa.types.is_struct(schema.field(name).type)]
     labels = [name for name in schema.names if name == LABEL_COLUMN and pa.types.is_integer(schema.field(name).type)]
     if not images or not labels:
@@ -626,7 +711,7 @@ def _schema(file: Path) -> pa.Schema:
             f"{file} has the columns {seen}; needed are {' or '.join(IMAGE_COLUMNS)} (struct of bytes and "
             f"path) and {LABEL_COLUMN} (integer)"
         )
-    return schema
+    return min(images, key=IMAGE_COLUMNS.index)
 
 
 # ── Choosing rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -642,6 +727,10 @@ def _train_and_test(rows: dict[str, _Rows], classes: list[str], spec: Spec, fold
         if len(unlabelled):
             names = [part.name(place) for place in unlabelled[:3]]
             raise InputError(f"{count(names, len(unlabelled))} without a valid label (needed: 0 to {len(classes) - 1})")
+    filled = set(train.labels).union([] if test is None else test.labels)
+    empty = [name for label, name in enumerate(classes) if label not in filled]
+    if empty:
+        raise InputError(f"{count(empty, noun='class name')} without an image in {folder}; remove empty classes")
     if len(set(train.labels)) < 2:
         raise InputError(
             f"{folder} has a single class in its split {TRAIN_SPLIT!r}, {classes[train.labels[0]]!r}; "
@@ -687,11 +776,15 @@ class _Decoder:
     def picture(self, record: dict) -> Image.Image:
         """Return the whole image, grey or RGB. Raises Undecodable."""
         content, path = (record or {}).get("bytes"), (record or {}).get("path")
-        if content is None and path is None:
+        if not content and path is None:
             raise Undecodable("is missing")
         image, _ = pictures.read(path if content is None else io.BytesIO(content))
+        if image.mode in pictures.DEEP_MODES:
+            raise Undecodable(
+                f"has more than 8 bits a channel (mode {image.mode}); convert all images to 8 bits by one scale"
+            )
         if image.mode not in MODE_CHANNELS:
-            raise Undecodable(f"has the mode {image.mode}; allowed: {', '.join(MODE_CHANNELS)}")
+            raise Undecodable(f"has the mode {image.mode}; convert it to RGB or L")
         channels = self.channels or MODE_CHANNELS[image.mode]
         return (pictures.on_white(image) if pictures.is_transparent(image) else image).convert(CHANNEL_MODES[channels])
 
@@ -712,17 +805,18 @@ class _Decoder:
 
     def arrays(self, parts: list[_Rows]) -> np.ndarray:
         """Return all images, uint8 (N, C, H, W). Raises InputError where some cannot be decoded or do not fit."""
-        images, origins, undecodable = [], [], []
+        images, origins, undecodable, reasons = [], [], [], []
         for rows in parts:
             records = (record for batch in rows.records.iter(1000) for record in batch["image"])
             for place, record in enumerate(records):
                 try:
                     images.append(self.array(record))
                     origins.append((rows, place))
-                except Undecodable:
+                except Undecodable as error:
                     undecodable.append(rows.name(place))
+                    reasons.append(error)
         if undecodable:
-            raise _undecodable(undecodable)
+            raise _undecodable(undecodable, reasons[0])
         grey = [stored for image, stored in zip(images, origins) if len(image) == 1]
         if 0 < len(grey) < len(images):
             names = [rows.name(place) for rows, place in grey[:3]]
@@ -738,10 +832,10 @@ class _Decoder:
         return np.stack(images)
 
 
-def _undecodable(names: list[str]) -> InputError:
-    return InputError(
-        f"corrupt, truncated, missing, far too large or not 8 bits a channel: {count(names)}; mend or remove them"
-    )
+def _undecodable(names: list[str], reason: Undecodable) -> InputError:
+    """Build the error for images that cannot be used, and why the first of them cannot."""
+    first, them = (", of which the first", "them") if len(names) > 1 else ("", "it")
+    return InputError(f"{count(names)}{first} {' '.join(str(reason).split())}; mend or remove {them}")
 
 
 def _decoded_bytes(train: _Rows, test: _Rows, decoder: _Decoder) -> int:

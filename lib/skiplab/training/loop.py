@@ -22,6 +22,7 @@ from skiplab.errors import InputError
 from skiplab.models import probe, scaling, zoo
 from skiplab.theory.conditioning import condition_number, summarise_log_kappa
 from skiplab.training import checkpoint
+from skiplab.training.ambient import isolated
 from skiplab.training.data import Split
 from skiplab.training.run import (
     EVALUATION_BATCH,
@@ -129,6 +130,7 @@ def _gray_tokens(config: TrainConfig, block: nn.Module, inputs: tuple) -> tuple:
     return METHODS[config.graying](inputs[0], config.epsilon, rescale=config.graying_rescale), *inputs[1:]
 
 
+@isolated()
 def train(config: TrainConfig, folder: Path, report: Callable[[list[dict]], None] | None = None) -> dict:
     """Train as `config` says, resuming from the checkpoint in `folder` if it holds one; return the result.
 

@@ -31,7 +31,7 @@ from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from skiplab.errors import InputError, unknown
+from skiplab.errors import InputError, check_plain, unknown
 from skiplab.models.skipless import SkiplessInit
 from skiplab.training import checkpoint
 from skiplab.training.data import ImageData, load
@@ -98,14 +98,13 @@ class RunConfig:
         """Raise InputError for a field of another type, and for a number out of its range."""
         for declared in fields(self):
             name, kind, value = declared.name, declared.type, getattr(self, declared.name)
+            check_plain(name, value)
             allowed = int | float if kind is float else kind
             if not isinstance(value, allowed) or isinstance(value, bool) and kind is not bool:
                 raise InputError(
                     f"{name} is {value!r}, a {type(value).__name__}; it must be of type "
                     f"{getattr(kind, '__name__', kind)}"
                 )
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{name} is {value}; it must be a finite number")
             if name in NON_NEGATIVE and value < 0:
                 raise InputError(f"{name} is {value}; it must be at least 0")
             if name in POSITIVE and value <= 0:
@@ -116,10 +115,12 @@ class RunConfig:
             raise InputError(f"seed is {self.seed}; it must be from 0 to {MOST_SEEDS - 1}")
 
     def check_least(self, **least: int) -> None:
-        """Raise InputError for a field below its least value."""
+        """Raise InputError for a number below its least value; other types are refused elsewhere."""
         for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+            value = getattr(self, name)
+            check_plain(name, value)
+            if isinstance(value, int) and value < minimum:
+                raise InputError(f"{name} is {value}; it must be at least {minimum}")
 
 
 def dataset(config: RunConfig) -> ImageData:
