@@ -1,8 +1,8 @@
 """The training loop: one supervised run, from a configuration to its metrics, resumable at every epoch.
 
 Built on accelerate (devices, several processes, gradient accumulation) and timm's factories (optimiser, cosine
-schedule with warm-up, EMA, mixup). It resumes exactly, and removing skips is meant to break training: what broke, and at
-which step, is recorded in the result. lib/skiplab/training/run.py has what it shares with the other kinds of run.
+schedule with warm-up, EMA, mixup). It resumes exactly, and removing skips is meant to break training: what broke, and
+at which step, is recorded in the result. lib/skiplab/training/run.py has what it shares with the other kinds of run.
 """
 
 import copy
@@ -59,7 +59,7 @@ class TrainConfig(RunConfig):
     """Everything that decides the numbers of one run (the run store hashes it).
 
     `accumulation` splits the global batch into that many micro-batches. `optimizer` is a name of timm's, or "soap".
-    `skipless` holds the arguments of a SkiplessInit, {} leaves timm's initial weights. `ema` is the decay of the averaged
+    `skipless` holds the arguments of a SkiplessInit, {} leaves timm's initial weights. `ema` is the decay of averaged
     weights, 0 for none; with it the averaged model is the one evaluated. `probe_images` is the number of validation
     images on which κ of every block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd",
     "svd_fast", "dct") on the training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the
