@@ -426,6 +426,14 @@ def test_a_second_derivative_of_the_svd_is_refused(method):
         torch.autograd.grad(loss(dual), dual)
 
 
+@pytest.mark.parametrize("method", ["svd", "dct"])  # dynamo would trace the fast one's least squares
+def test_compiled_code_grays_alike(method):
+    torch._dynamo.reset()
+    tokens = torch.rand(4, 6, 8)
+    compiled = torch.compile(lambda x: METHODS[method](2 * x, 0.6), backend="eager")
+    assert torch.equal(compiled(tokens), METHODS[method](2 * tokens, 0.6))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_exporting_is_refused_where_it_grays_and_leaves_nothing_behind(method):
     module, images = TokenGraying(method, 0.5, 2), torch.rand(3, 3, 4, 4)
