@@ -16,6 +16,7 @@ from skiplab.errors import InputError
 from skiplab.training.photographs import photographs as embedded_photographs
 from skiplab.transforms import graying
 from skiplab.transforms.graying import TokenGraying, gray_dct, gray_svd, gray_svd_fast, patchify, unpatchify
+from torch.autograd import forward_ad
 
 EPSILONS = [0.1, 0.5, 0.7, 0.9, 0.95]
 METHODS = {"svd": gray_svd, "svd_fast": gray_svd_fast, "dct": gray_dct}
@@ -355,6 +356,93 @@ def test_gradients_are_finite_differences(method, rescale, shape):
     assert torch.autograd.gradcheck(
         lambda x: METHODS[method](x, 0.6, rescale=rescale), tokens, eps=1e-6, atol=tolerance, rtol=tolerance
     )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 3)])
+def test_forward_and_batched_derivatives_are_the_gradients(method, rescale, shape):
+    def gray(tokens):
+        return METHODS[method](tokens, 0.6, rescale=rescale)
+
+    tolerance = 1e-3 if method == "svd_fast" else 1e-6
+    options = {"eps": 1e-6, "atol": tolerance, "rtol": tolerance, "check_batched_grad": True}
+    tokens = separated(*shape)
+    assert torch.autograd.gradcheck(gray, tokens, check_forward_ad=True, check_batched_forward_grad=True, **options)
+    tokens = tokens.detach()
+    forward, backward = (mode(gray)(tokens[0]) for mode in (torch.func.jacfwd, torch.func.jacrev))
+    torch.testing.assert_close(forward, backward, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_maps_over_a_batch_are_the_batch(method):
+    tokens = separated(6, 4, 3).detach()
+
+    def loss(tokens):
+        return METHODS[method](tokens, 0.6).square().sum()
+
+    grayed = METHODS[method](tokens, 0.6)
+    for place in range(3):
+        mapped = torch.vmap(lambda x: METHODS[method](x, 0.6), in_dims=place)(tokens.movedim(0, place))
+        torch.testing.assert_close(mapped, grayed, rtol=1e-12, atol=1e-12)
+    tokens.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(tokens), tokens)
+    for found in (torch.func.grad(loss)(tokens), torch.vmap(torch.func.grad(loss))(tokens)):
+        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
+    module = TokenGraying(method, 0.5, 2)
+    images = torch.rand(3, 3, 4, 4)
+    torch.testing.assert_close(torch.vmap(module)(images), module(images))
+
+
+def test_forward_derivatives_at_repeated_singular_values_are_finite():
+    tokens = torch.cat([2 * torch.eye(4, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.float64)])
+    direction = torch.from_numpy(np.random.default_rng(0).standard_normal((6, 4)))
+    _, change = torch.func.jvp(lambda x: gray_svd(x, 0.4), (tokens,), (direction,))
+    gradients = torch.func.jacrev(lambda x: gray_svd(x, 0.4))(tokens)
+    torch.testing.assert_close(change, (gradients * direction).sum((-2, -1)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_dcts_second_derivative_is_its_finite_difference():
+    assert torch.autograd.gradgradcheck(lambda x: gray_dct(x, 0.6), separated(6, 4))
+
+
+@pytest.mark.parametrize("method", ["svd", "svd_fast"])
+def test_a_second_derivative_of_the_svd_is_refused(method):
+    tokens = separated(6, 4)
+
+    def loss(tokens):
+        return METHODS[method](tokens, 0.6).square().sum()
+
+    (gradient,) = torch.autograd.grad(loss(tokens), tokens, create_graph=True)
+    assert gradient.isfinite().all()
+    with pytest.raises(InputError, match="one derivative, and a second is asked for; the method 'dct' has both"):
+        gradient.square().sum().backward()
+    functions = [torch.func.hessian(loss), torch.func.jacfwd(torch.func.jacfwd(loss))]
+    functions.append(torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum()))
+    for second in functions:
+        with pytest.raises(InputError, match="a second is asked for"):
+            second(tokens.detach()[0])
+    with forward_ad.dual_level(), pytest.raises(InputError, match="a second is asked for"):
+        dual = forward_ad.make_dual(tokens, torch.ones_like(tokens))
+        torch.autograd.grad(loss(dual), dual)
+
+
+@pytest.mark.parametrize("method", ["svd", "dct"])  # dynamo would trace the fast one's least squares
+def test_compiled_code_grays_alike(method):
+    torch._dynamo.reset()
+    tokens = torch.rand(4, 6, 8)
+    compiled = torch.compile(lambda x: METHODS[method](2 * x, 0.6), backend="eager")
+    assert torch.equal(compiled(tokens), METHODS[method](2 * tokens, 0.6))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exporting_is_refused_where_it_grays_and_leaves_nothing_behind(method):
+    module, images = TokenGraying(method, 0.5, 2), torch.rand(3, 3, 4, 4)
+    graying._dct_matrix.cache_clear()
+    with pytest.raises(InputError, match="cannot be exported; it belongs to training: export in eval"):
+        torch.export.export(module, (images,))
+    assert module(images).isfinite().all()
+    assert torch.equal(torch.export.export(module.eval(), (images,)).module()(images), images)
 
 
 def test_gradients_at_repeated_singular_values():

@@ -346,6 +346,16 @@ def test_no_runs_and_bad_configurations_leave_nothing(store):
     assert not list(store.glob("train/*"))
 
 
+def test_more_test_images_than_there_are_are_refused_before_training(store):
+    with pytest.raises(
+        InputError, match="^101 test images are to be looked at after training, but fashion_mnist has only"
+    ):
+        runs.load_or_run(loop.train, [TINY], workers=0, test_images=101)
+    assert not store.exists()
+    (run,) = runs.load_or_run(loop.train, [but(epochs=1)], workers=0, test_images=100)
+    assert run.history
+
+
 def test_a_full_disk_is_one_clear_error_and_the_next_try_succeeds(store, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -97,13 +97,19 @@ def processors(hashes: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_or_run(
-    function: Callable, configs: Sequence, *, workers: int = 2, report: Callable[[str], None] | None = None
+    function: Callable,
+    configs: Sequence,
+    *,
+    workers: int = 2,
+    report: Callable[[str], None] | None = None,
+    test_images: int = 0,
 ) -> list[Run]:
     """Return a finished run for every configuration, in order, computing only what the store lacks.
 
     `function(config, folder, report)` is `skiplab.training.loop.train` or of its form. Missing runs are computed in
     `workers` processes of one CPU thread each (the calling process never touches a GPU); 0 computes them here.
     `report` receives one line at a time on what is loaded, running, done, or set aside because it was damaged.
+    `test_images` is how many the caller will look at afterwards: fewer are refused before anything is computed.
     Raises what a run raises; whatever else was running keeps its last checkpoint.
     """
     if not configs:
@@ -111,6 +117,13 @@ def load_or_run(
     if _rehearsal is not None:
         return [_rehearse(function, config) for config in configs]
     report = report or (lambda line: None)
+    for config in configs:
+        data = loop.dataset(config)
+        if len(data.test) < test_images:
+            raise InputError(
+                f"{test_images} test images are to be looked at after training, but {data.name} has only "
+                f"{len(data.test)}; ask for so many, or add images to its test split"
+            )
     names = _labels(configs)
     jobs = [_Job(function, config, *_place(function, config)) for config in configs]
     unique = {job.hash: (job, name) for job, name in zip(jobs, names)}

@@ -16,7 +16,7 @@ from numbers import Real
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from skiplab.errors import InputError, indivisible, unknown
@@ -45,15 +45,17 @@ def gray_svd(tokens: Tensor, epsilon: float, *, rescale: bool = True, cutoff: fl
     epsilon = _check(tokens, epsilon)
     if _nothing_to_do(tokens, epsilon, rescale):
         return tokens.clone()
-    if torch.is_grad_enabled() and tokens.requires_grad:
+    if _transformed():
+        return _TransformedGraySvd.apply(tokens, epsilon, rescale, cutoff)[0]
+    if _derived(tokens):
         return _GraySvd.apply(tokens, epsilon, rescale, cutoff)
     return _exact(tokens, epsilon, rescale, cutoff)[0]
 
 
 def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tuple[Tensor, ...]:
-    """Return the grayed tokens, and λ, its eigenvectors and the weights w(λ) (0: it counts as zero), for the gradient.
+    """Return the grayed tokens, and λ, its eigenvectors and weights w(λ) (0: it counts as zero) for the gradient.
 
-    On a CPU, in a worker, a torch operation on few numbers takes longer than its arithmetic: there are as few as possible.
+    On a CPU, in a worker, calling an operation on few numbers takes longer than its arithmetic: there are few.
     """
     z, gram, wide, scale = _gram(tokens, lower=True)
     _check_finite(tokens, gram)
@@ -71,45 +73,133 @@ def _exact(tokens: Tensor, epsilon: float, rescale: bool, cutoff: float) -> tupl
 
 
 class _GraySvd(torch.autograd.Function):
-    """SVD-TG through `eigh`; its own backward, since eigh's divides by λ_i − λ_j."""
+    """SVD-TG through `eigh`; derivatives of its own, since eigh's divide by λ_i − λ_j. One derivative, in any mode."""
 
     @staticmethod
     def forward(ctx, tokens, epsilon, rescale, cutoff):
-        result, *saved = _exact(tokens, epsilon, rescale, cutoff)
-        ctx.save_for_backward(tokens, *saved)
-        ctx.epsilon, ctx.rescale = epsilon, rescale
-        return result
+        output = _exact(tokens, epsilon, rescale, cutoff)
+        _GraySvd.keep(ctx, (tokens, epsilon, rescale, cutoff), output)
+        return output[0]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Daleckii–Krein: dF = Q(Γ ∘ QᵀdGQ)Qᵀ, Γ_ij = (w_i − w_j)/(λ_i − λ_j), w = λ^(−s)·λ_max^p."""
-        tokens, eigenvalues, q, weight = ctx.saved_tensors
-        kept = weight > 0
-        z, _, wide, scale = _gram(tokens)
-        if not wide:
-            z, grad = z.mT, grad.mT
-        s = (1 - ctx.epsilon) / 2
-        power = s if ctx.rescale else s - 0.5
-        positive = eigenvalues.where(kept, 1.0)
-        # In terms of u = log λ_i − log λ_j both differences keep their digits as u → 0, where Γ → −s·w/λ.
-        u = positive.log()[..., :, None] - positive.log()[..., None, :]
-        slope = (torch.expm1(-s * u) / torch.expm1(u)).where(u != 0, -s)
-        quotient = weight / positive
-        both = kept[..., :, None] & kept[..., None, :]
-        # A zero λ has w = 0 and stays so: against a kept λ the divided difference is w/λ.
-        gamma = (slope * quotient[..., None, :]).where(both, quotient[..., :, None] + quotient[..., None, :])
+    def keep(ctx, inputs, output):
+        tokens, ctx.epsilon, ctx.rescale, _ = inputs
+        ctx.save_for_backward(tokens, *output[1:])
+        ctx.save_for_forward(tokens, *output[1:])
 
-        grad_q, z_q = q.mT @ grad.double(), q.mT @ z
-        outer = grad_q @ z_q.mT
-        outer = (outer + outer.mT) / 2
-        inner = gamma * outer
-        through_top = (weight * outer.diagonal(dim1=-2, dim2=-1)).sum(-1) * power
-        inner[..., -1, -1] += through_top / eigenvalues[..., -1].clamp_min(TINY)
-        result = q @ (weight[..., None] * grad_q + 2 * inner @ z_q)
-        if not ctx.rescale and scale is not None:
-            result = result / scale
-        return (result if wide else result.mT).to(tokens.dtype), None, None, None
+    @staticmethod
+    def backward(ctx, grad, *_):
+        """Daleckii–Krein: dF = Q(Γ ∘ QᵀdGQ)Qᵀ, and F is symmetric, so that the transposed map has the same Γ."""
+        tokens, eigenvalues, q, weight = ctx.saved_tensors
+        with torch.no_grad():
+            z, _, wide, scale = _gram(tokens)
+            if not wide:
+                z, grad = z.mT, grad.mT
+            gamma, top, power = _divided_differences(eigenvalues, weight, ctx.epsilon, ctx.rescale)
+            grad_q, z_q = q.mT @ grad.double(), q.mT @ z
+            outer = grad_q @ z_q.mT
+            outer = (outer + outer.mT) / 2
+            inner = gamma * outer
+            inner[..., -1, -1] += (weight * outer.diagonal(dim1=-2, dim2=-1)).sum(-1) * power / top
+            result = q @ (weight[..., None] * grad_q + 2 * inner @ z_q)
+            if not ctx.rescale and scale is not None:
+                result = result / scale
+            result = (result if wide else result.mT).to(tokens.dtype)
+        return _once(result, grad, tokens), None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        tokens, eigenvalues, q, weight = ctx.saved_tensors
+        with torch.no_grad():
+            z, _, wide, scale = _gram(tokens)
+            change = tangent.double() if scale is None else tangent / scale
+            if not wide:
+                z, change = z.mT, change.mT
+            gamma, top, power = _divided_differences(eigenvalues, weight, ctx.epsilon, ctx.rescale)
+            change_q, z_q = q.mT @ change, q.mT @ z
+            outer = change_q @ z_q.mT
+            outer = outer + outer.mT
+            inner = gamma * outer + torch.diag_embed(weight * (outer[..., -1:, -1] * power / top[..., None]))
+            result = q @ (inner @ z_q + weight[..., None] * change_q)
+            if ctx.rescale and scale is not None:
+                result = result * scale
+            result = (result if wide else result.mT).to(tokens.dtype)
+        return _Once.apply(result, tangent, tokens)
+
+
+class _TransformedGraySvd(_GraySvd):
+    """The same within torch.func and torch.vmap, which ask for this form; it takes longer to call."""
+
+    @staticmethod
+    def forward(tokens, epsilon, rescale, cutoff):
+        return _exact(tokens, epsilon, rescale, cutoff)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(*output[1:])
+        _GraySvd.keep(ctx, inputs, output)
+
+    @staticmethod
+    def vmap(info, in_dims, tokens, *settings):
+        return _TransformedGraySvd.apply(tokens.movedim(in_dims[0], 0), *settings), (0, 0, 0, 0)
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return _GraySvd.jvp(ctx, tangent), None, None, None
+
+
+def _divided_differences(
+    eigenvalues: Tensor, weight: Tensor, epsilon: float, rescale: bool
+) -> tuple[Tensor, Tensor, float]:
+    """Return Γ_ij = (w_i − w_j)/(λ_i − λ_j) with w = λ^(−s)·λ_max^p and λ_max held, then λ_max and p."""
+    kept = weight > 0
+    s = (1 - epsilon) / 2
+    positive = eigenvalues.where(kept, 1.0)
+    # In terms of u = log λ_i − log λ_j both differences keep their digits as u → 0, where Γ → −s·w/λ.
+    u = positive.log()[..., :, None] - positive.log()[..., None, :]
+    slope = (torch.expm1(-s * u) / torch.expm1(u)).where(u != 0, -s)
+    quotient = weight / positive
+    both = kept[..., :, None] & kept[..., None, :]
+    # A zero λ has w = 0 and stays so: against a kept λ the divided difference is w/λ.
+    gamma = (slope * quotient[..., None, :]).where(both, quotient[..., :, None] + quotient[..., None, :])
+    return gamma, eigenvalues[..., -1].clamp_min(TINY), s if rescale else s - 0.5
+
+
+def _once(gradient: Tensor, grad: Tensor, tokens: Tensor) -> Tensor:
+    """Return a gradient, which was computed without a graph, as one that refuses to be derived."""
+    return _Once.apply(gradient, grad, tokens) if _transformed() or _derived(tokens) else gradient
+
+
+class _Once(torch.autograd.Function):
+    """Pass a derivative on that depends on the `sources`, and refuse to derive it by them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(derivative, *sources):
+        return derivative.view_as(derivative)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise InputError("SVD Token Graying has one derivative, and a second is asked for; the method 'dct' has both")
+
+    @staticmethod
+    def jvp(ctx, *_):
+        return _Once.backward(ctx)
+
+
+def _transformed() -> bool:
+    """Tell whether torch.func or torch.vmap surrounds the call, as torch.autograd.Function asks itself."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def _derived(tokens: Tensor) -> bool:
+    """Tell whether a derivative is taken of what happens to the tokens, backward or forward."""
+    return torch.is_grad_enabled() and tokens.requires_grad or forward_ad.unpack_dual(tokens).tangent is not None
 
 
 def gray_svd_fast(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
@@ -144,18 +234,65 @@ def gray_svd_fast(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Te
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
-    """Return λ_max (…, 1, 1): the best Rayleigh quotient among the columns of G^1024."""
-    with torch.no_grad():
-        columns = gram
-        for _ in range(10):
-            columns = columns / _positive(torch.linalg.matrix_norm(columns, keepdim=True))
-            columns = columns @ columns
-        lengths = (columns * columns).sum(-2, keepdim=True)
-        quotients = (columns * (gram @ columns)).sum(-2, keepdim=True) / _positive(lengths)
-        best = quotients.argmax(-1, keepdim=True).expand(*gram.shape[:-1], 1)
-        vector = columns.take_along_dim(best, -1)
-        vector = vector / _positive(torch.linalg.matrix_norm(vector, keepdim=True))
-    return vector.mT @ gram @ vector  # dλ_max = vᵀ dG v, so v needs no gradient
+    """Return λ_max (…, 1, 1)."""
+    if _transformed():
+        return _TransformedTop.apply(gram)[0]
+    return _Top.apply(gram) if _derived(gram) else _top(gram)[0]
+
+
+def _top(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return λ_max and its vector: the best Rayleigh quotient among the columns of G^1024."""
+    columns = gram
+    for _ in range(10):
+        columns = columns / _positive(torch.linalg.matrix_norm(columns, keepdim=True))
+        columns = columns @ columns
+    lengths = (columns * columns).sum(-2, keepdim=True)
+    quotients = (columns * (gram @ columns)).sum(-2, keepdim=True) / _positive(lengths)
+    best = quotients.argmax(-1, keepdim=True).expand(*gram.shape[:-1], 1)
+    vector = columns.take_along_dim(best, -1)
+    vector = vector / _positive(torch.linalg.matrix_norm(vector, keepdim=True))
+    return vector.mT @ gram @ vector, vector
+
+
+class _Top(torch.autograd.Function):
+    """λ_max, with one derivative: dλ_max = vᵀ dG v."""
+
+    @staticmethod
+    def forward(ctx, gram):
+        top, vector = _top(gram)
+        ctx.save_for_backward(gram, vector)
+        ctx.save_for_forward(gram, vector)
+        return top
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        gram, vector = ctx.saved_tensors
+        return _once(vector @ (grad @ vector.mT), grad, gram)
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        gram, vector = ctx.saved_tensors
+        return _Once.apply(vector.mT @ tangent @ vector, tangent, gram)
+
+
+class _TransformedTop(_Top):
+    """The same within torch.func and torch.vmap, which ask for this form; it takes longer to call."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gram):
+        return _top(gram)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0], output[1])
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return _Top.jvp(ctx, tangent), None
 
 
 @functools.lru_cache
@@ -194,15 +331,28 @@ def gray_dct(tokens: Tensor, epsilon: float, *, rescale: bool = True) -> Tensor:
         return tokens.clone()
     # Rounding of 1e-8 becomes (1e-8)^ε of the largest magnitude: below ε = 0.9 the transform needs float64.
     dtype = torch.promote_types(tokens.dtype, torch.float32)
-    coefficients = _Dct.apply(tokens.double() if epsilon < 0.9 else tokens.to(dtype), False)
+    coefficients = _dct(tokens.double() if epsilon < 0.9 else tokens.to(dtype), False)
     top = coefficients.abs().amax((-2, -1), keepdim=True)
     if top.device.type == "cpu":
         _check_finite(tokens, top)
     top = _positive(top)
     coefficients = functional.hardshrink(coefficients / top, DCT_FLOOR).to(dtype)
     coefficients = coefficients * coefficients.abs().clamp_min(DCT_FLOOR) ** (epsilon - 1)
-    result = _Dct.apply(coefficients, True)
+    result = _dct(coefficients, True)
     return (result * top if rescale else result).to(tokens.dtype)
+
+
+def _dct(x: Tensor, inverse: bool) -> Tensor:
+    return (_TransformedDct if _transformed() else _Dct).apply(x, inverse)
+
+
+def _dct_values(x: Tensor, inverse: bool) -> Tensor:
+    if x.device.type == "cpu" and max(x.shape[-2:]) > DENSE_DCT["cpu"]:
+        from scipy import fft  # it takes most of a second to import
+
+        transform = fft.idctn if inverse else fft.dctn
+        return torch.from_numpy(transform(x.numpy(), axes=(-2, -1), norm="ortho"))
+    return _dct_axis(_dct_axis(x.double(), inverse).mT, inverse).mT.to(x.dtype)
 
 
 class _Dct(torch.autograd.Function):
@@ -211,16 +361,31 @@ class _Dct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, inverse):
         ctx.inverse = inverse
-        if x.device.type == "cpu" and max(x.shape[-2:]) > DENSE_DCT["cpu"]:
-            from scipy import fft  # it takes most of a second to import
-
-            transform = fft.idctn if inverse else fft.dctn
-            return torch.from_numpy(transform(x.numpy(), axes=(-2, -1), norm="ortho"))
-        return _dct_axis(_dct_axis(x.double(), inverse).mT, inverse).mT.to(x.dtype)
+        return _dct_values(x, inverse)
 
     @staticmethod
     def backward(ctx, grad):
-        return _Dct.apply(grad, not ctx.inverse), None
+        return _dct(grad, not ctx.inverse), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return _dct(tangent, ctx.inverse)
+
+
+class _TransformedDct(_Dct):
+    """The same within torch.func and torch.vmap, which ask for this form; it takes longer to call."""
+
+    @staticmethod
+    def forward(x, inverse):
+        return _dct_values(x, inverse)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.inverse = inputs[1]
+
+    @staticmethod
+    def vmap(info, in_dims, x, inverse):
+        return _TransformedDct.apply(x.movedim(in_dims[0], 0), inverse), 0
 
 
 def _dct_axis(x: Tensor, inverse: bool) -> Tensor:
@@ -326,7 +491,7 @@ def _nothing_to_do(tokens: Tensor, epsilon: float, rescale: bool) -> bool:
 def _gram(tokens: Tensor, lower: bool = False) -> tuple[Tensor, Tensor, bool, Tensor | None]:
     """Return z, the tokens in float64; the smaller Gram matrix; whether it is z zᵀ; and z's scale, if any.
 
-    With `lower` only its lower triangle counts, all that `eigh` reads, and a quarter of a large one's products is left out.
+    With `lower` only its lower triangle counts, all that `eigh` reads: a quarter of a large one's products is left out.
 
     The square of a float32 number fits a float64; only float64 tokens need dividing by their largest entry.
     """
@@ -367,12 +532,22 @@ def _check(tokens: Tensor, epsilon: float) -> float:
         raise InputError(f"tokens are {kind}; convert to float (images: divide by 255) first")
     if tokens.ndim < 2:
         raise InputError(f"tokens have shape {tuple(tokens.shape)}; expected (…, n, d)")
+    if torch.compiler.is_exporting():
+        raise InputError(
+            "Token Graying cannot be exported; it belongs to training: export in eval() mode or without it"
+        )
     return _check_epsilon(epsilon)
 
 
 def _check_finite(tokens: Tensor, derived: Tensor) -> None:
     """Refuse non-finite tokens, seen in smaller matrices that inherit NaN or infinity from them."""
-    if not math.isfinite(derived.sum().item()):  # makes the host wait for a device
+    try:
+        finite = math.isfinite(derived.sum().item())  # makes the host wait for a device
+    except RuntimeError:
+        if _transformed():  # in torch.vmap no number can be looked at
+            return
+        raise
+    if not finite:
         count = tokens.numel() - int(tokens.isfinite().sum())
         raise InputError(f"{count} of {tokens.numel()} token entries are NaN or infinite; all must be finite")
 
