@@ -11,12 +11,12 @@ import scipy.fft
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from skiplab.errors import InputError
 from skiplab.training.photographs import photographs as embedded_photographs
 from skiplab.transforms import graying
 from skiplab.transforms.graying import TokenGraying, gray_dct, gray_svd, gray_svd_fast, patchify, unpatchify
-from torch.autograd import forward_ad
 
 EPSILONS = [0.1, 0.5, 0.7, 0.9, 0.95]
 METHODS = {"svd": gray_svd, "svd_fast": gray_svd_fast, "dct": gray_dct}

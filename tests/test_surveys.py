@@ -130,11 +130,6 @@ def test_numbers_of_the_claims():
     assert raised > 10 and 0 < share <= 1
 
 
-def test_the_dobrushin_coefficient_is_that_of_the_bounds():
-    attn = torch.softmax(torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=-1)
-    assert stacks.dobrushin(attn).tolist() == pytest.approx([float(bounds._dobrushin(one)) for one in attn])
-
-
 def test_the_product_is_last_times_first():
     attns = torch.softmax(torch.randn(7, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1)
     expected = torch.eye(3, dtype=torch.float64)

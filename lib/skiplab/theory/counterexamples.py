@@ -1,6 +1,6 @@
-"""What refutes the published statements, and a search for the worst case of any statement.
+"""Counterexamples to published statements, and a search for the worst case of any statement.
 
-Each function builds the inputs of one check of `skiplab.theory.bounds` for which its form "paper" is false; the docstring
+Each function builds inputs of one check of `skiplab.theory.bounds` for which the form "paper" is false; the docstring
 says which repaired form survives. The statements are those of arXiv 2505.01996 (section 4), 2203.05962 and 2510.00345.
 """
 
@@ -71,7 +71,7 @@ def skip_cancels(distance: float = 1e-6, d: int = 4) -> tuple[Tensor, Tensor]:
 def stationary_mean_zero(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return (attn, z), A positive and πᵀz = 0: theorem 1's ratio ‖HC[Aᵗz]‖/‖DC[Aᵗz]‖ does not go to 0.
 
-    Aᵗz goes to 0 as a whole, in the invariant complement of 1. Repaired: πᵀz ≠ 0.
+    All of Aᵗz goes to 0, within the complement πᵀw = 0, which A maps to itself. Repaired: πᵀz ≠ 0.
     """
     generator = torch.Generator().manual_seed(seed)
     attn = torch.softmax(draws.normal(n, n, generator=generator), dim=1)
@@ -93,9 +93,10 @@ def amplifying_attention(n: int = 16, floor: float = 1e-3) -> tuple[Tensor, Tens
 
 
 def never_smoothing(layers: int = 48, n: int = 8) -> Tensor:
-    """Return positive maps (layers, n, n) whose product keeps 29 % of every HC for ever, whatever corollary 2 suggests.
+    """Return positive maps (layers, n, n) whose product keeps 29 % of every HC for ever, despite corollary 2.
 
-    A_l = (1 − 2⁻ˡ) I + 2⁻ˡ 11ᵀ/n scales HC by exactly 1 − 2⁻ˡ, and Π (1 − 2⁻ˡ) → 0.2888. Repaired: Π τ(A_l) → 0 smooths.
+    A_l = (1 − 2⁻ˡ) I + 2⁻ˡ 11ᵀ/n scales HC by exactly 1 − 2⁻ˡ, and Π (1 − 2⁻ˡ) → 0.2888. Repaired: it smooths if
+    Π τ(A_l) → 0.
     """
     share = 0.5 ** torch.arange(1, layers + 1, dtype=torch.float64)[:, None, None]
     return (1 - share) * torch.eye(n, dtype=torch.float64) + share / n
@@ -108,9 +109,8 @@ def smoothing_despite_tau(layers: int = 48) -> Tensor:
     One layer alone has τ = 1 − 2⁻ˡ, but two make 11ᵀ/4. So Π τ → 0 is sufficient for smoothing, not necessary.
     """
     pair, identity = torch.full((2, 2), 0.5, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-    maps = torch.stack([torch.kron(identity, pair), torch.kron(pair, identity)]).repeat((layers + 1) // 2, 1, 1)[
-        :layers
-    ]
+    two = torch.stack([torch.kron(identity, pair), torch.kron(pair, identity)])
+    maps = two.repeat((layers + 1) // 2, 1, 1)[:layers]
     share = 0.5 ** torch.arange(1, layers + 1, dtype=torch.float64)[:, None, None]
     return (1 - share) * maps + share / 4
 
@@ -118,7 +118,8 @@ def smoothing_despite_tau(layers: int = 48) -> Tensor:
 def skip_high_pass(n: int = 6, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return (x, branch), a block with its skip that removes DC and keeps HC: x + A x W_V with A = 11ᵀ/n and W_V = −I.
 
-    So 1 + rate is all that theorem 3 gives for a skip, and not "both bands alike": here ‖HC‖/‖DC‖ rises to infinity.
+    So for a skip theorem 3 gives the factor 1 + rate and no more. It does not follow that a skip treats both bands
+    alike: here ‖HC‖/‖DC‖ rises to infinity.
     """
     x = draws.normal(n, d, generator=torch.Generator().manual_seed(seed)) + 1
     return x, -dc(x)
@@ -135,7 +136,7 @@ def layer_norm_raises(size: float = 1e-3, n: int = 4) -> Tensor:
 
 @dataclass(frozen=True)
 class Tightest:
-    """The largest measured/bound that `adversarial_search` found, `ratio`; its check, and the inputs that give it."""
+    """The largest `ratio` measured/bound that `adversarial_search` found, with its check and inputs."""
 
     ratio: float
     check: BoundCheck
@@ -153,9 +154,9 @@ def adversarial_search(
 ) -> Tightest:
     """Make measured/bound of `check` as large as possible by gradient ascent (Adam) from random starts.
 
-    `sample(generator)` draws the tensors that `check` takes; all of them are moved. What must keep a form (a
+    `sample(generator)` draws the tensors that `check` takes; all of them are moved. An input with a constraint (a
     distribution, an orthogonal matrix) is built from free tensors inside `check`. Only points where every hypothesis
-    holds count. A ratio over 1 refutes the statement; near 1 it is tight. Raises InputError where no point counts.
+    holds count. A ratio over 1 refutes the statement; near 1 the bound is tight. Raises InputError if no point counts.
     """
     generator = torch.Generator().manual_seed(seed)
     best: Tightest | None = None

@@ -1,4 +1,4 @@
-"""The Jacobian K = ∂vec(SA(Z))/∂vec(Z) of a self-attention layer: from its formula, from autograd, and without forming it.
+"""The Jacobian K = ∂vec(SA(Z))/∂vec(Z) of a self-attention layer: by its formula, by autograd, or without forming it.
 
 Follows Ji, Martens, Zheng, Zhou, Moghadam, Zhang, Saratchandran, Lucey, "Cutting the Skip", ICLR 2026,
 arXiv 2510.00345: K = (Z W_V W_O ⊗ I_n)ᵀ A' + (W_V W_O)ᵀ ⊗ A. vec stacks columns, so entry c·n + i of vec(Z) is
@@ -91,10 +91,10 @@ def jacobian_kappa(jacobian: Tensor) -> tuple[float, float]:
 class JacobianExtremes:
     """The extreme singular values of a Jacobian, as far as `steps` of Lanczos found them.
 
-    `sigma_max` is a lower bound and `sigma_min` an upper bound, so their ratio is a lower bound of kappa. A value has
-    `converged` when a singular value lies within `tolerance` times it and it has not moved by more over the last
-    `STEADY` steps (or nothing is left to search): then it is off by no more, unless the random start all but missed a
-    more extreme direction.
+    `sigma_max` is a lower bound and `sigma_min` an upper bound, so their ratio is a lower bound of kappa. An estimate
+    has converged when a singular value lies within the relative `tolerance` of it, and when it moved by no more than
+    that over the last `STEADY` steps (or no direction is left to search). It is then off by no more than `tolerance`,
+    unless the random start nearly misses a more extreme direction.
     """
 
     sigma_max: float
@@ -109,16 +109,16 @@ def jacobian_extremes(
 ) -> JacobianExtremes:
     """Estimate the extreme singular values of the Jacobian K of `f` at `x` without forming K.
 
-    `f` maps `x` to as many numbers; `x` is (n, d) or any shape. One step costs one product with K and one with Kᵀ. It
-    stops once both have converged to `tolerance`, or after `max_steps`; memory is that of differentiating `f` and
-    2·max_steps vectors of the size of `x`. Raises InputError where `f` changes the size or is not
-    finite, or for max_steps < 1.
+    `f` maps `x`, (n, d) or of any shape, to as many numbers. A step costs one product with K and one with Kᵀ. The
+    search stops once both estimates have converged to `tolerance`, or after `max_steps`. Memory is that of
+    differentiating `f` and 2·max_steps vectors of the size of `x`. Raises InputError where `f` changes the size or is
+    not finite, or for max_steps < 1.
 
     Golub-Kahan-Lanczos bidiagonalisation with full reorthogonalisation: K V = U T with orthonormal columns in V and U
     and T (k+1)×k bidiagonal, so for every y, ‖K V y‖ = ‖T y‖: the singular values of T lie between those of K. For a
     singular triple (θ, u, v) of T, Kᵀ(U u) misses θ·(V v) by the next α times |last entry of u|, so a singular value of
-    K lies that near to θ. Extreme, isolated values come first; a σ_min at κ ~ 10⁶ in a crowd of small ones does not
-    come in reasonable time, and is then reported as not converged.
+    K lies that near to θ. Extreme, isolated values come first. A σ_min at κ ~ 10⁶ among many small values takes too
+    long, and is then reported as not converged.
     """
     if max_steps < 1:
         raise InputError(f"max_steps must be at least 1; saw {max_steps}")
@@ -166,7 +166,7 @@ def _lanczos(
         history.append(values[[0, -1]])
         residuals = alpha * vectors[-1, [0, -1]].abs() + rounding * values[0]
         accurate = residuals <= tolerance * history[-1]
-        # All values can look accurate while a direction that the start hardly contains has yet to appear: wait for it.
+        # A direction that the start hardly contains appears late, while all values already look accurate: wait for it.
         moved = (history[-1] - history[-min(step, STEADY)]).abs()
         settled = (moved <= tolerance * history[-1]) & (step >= STEADY)
         converged = accurate & (settled | (step == start.numel()))
@@ -179,7 +179,7 @@ def _lanczos(
 def _next(vector: Tensor, basis: Tensor, negligible: float) -> tuple[Tensor, float]:
     """Return the unit vector and length of the part of `vector` orthogonal to the rows of `basis`.
 
-    Where nothing but rounding is left of it, the search goes on from a random direction, with length 0.
+    Where only rounding is left, the search continues from a random direction, with length 0.
     """
     if len(basis) == len(vector):
         return torch.zeros_like(vector), 0.0
@@ -216,5 +216,6 @@ def _check_shapes(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
     )
     if not fits:
         raise InputError(
-            f"expected x (n, d), w_q and w_k (d, heads·a), w_v (d, heads·b), w_o (heads·b, d_out); saw {heads} heads, {seen}"
+            "expected x (n, d), w_q and w_k (d, heads·a), w_v (d, heads·b), w_o (heads·b, d_out); "
+            f"saw {heads} heads, {seen}"
         )

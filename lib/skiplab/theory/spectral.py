@@ -1,4 +1,4 @@
-"""Tokens and attention in the Fourier domain: what tokens share (DC), how they differ (HC), which bands attention passes.
+"""Tokens and attention in the Fourier domain: the shared part (DC), the rest (HC), and how attention acts on each band.
 
 Follows Wang, Zheng, Chen, Wang, "Anti-Oversmoothing in Deep Vision Transformers via the Fourier Domain Analysis",
 ICLR 2022, arXiv 2203.05962: the definitions before Theorem 1, and the quantities of figures 1 and 5.
@@ -75,10 +75,10 @@ def frequency_response(attn: Tensor, side: str = "output") -> Tensor:
 
 
 def low_pass_share(gains: Tensor, times: float = 1.0) -> float:
-    """Return the percentage of rows of `gains` (…, n) whose band 0 exceeds `times` the mean over the upper half of the bands.
+    """Return the percentage of rows of `gains` (…, n) with band 0 above `times` the mean of the upper half of bands.
 
-    `times` = 1 asks little of an attention map A: the square of band 0 is Σ_j (mean of column j)² n ≥ 1, and all squares
-    together are ‖A‖_F² ≤ n, so that bands have a mean square of at most 1.
+    For an attention map A, `times` = 1 is a weak demand: the square of band 0 is Σ_j (mean of column j)² n ≥ 1, while
+    the squares of all bands sum to ‖A‖_F² ≤ n, so that their mean is at most 1.
     """
     upper = gains[..., torch.fft.fftfreq(gains.shape[-1]).abs() > 0.25].mean(dim=-1)
     return float(100 * (gains[..., 0] > times * upper).double().mean())
@@ -103,10 +103,10 @@ def token_similarity(x: Tensor) -> Tensor:
 
 
 def attention_similarity(attn: Tensor) -> Tensor:
-    """Return the mean cosine between different columns of each map in `attn` (…, n, n) as (…), so of how tokens are seen.
+    """Return the mean cosine between different columns of each map in `attn` (…, n, n) as (…).
 
-    The cross-patch similarity of Wang et al. (arXiv 2203.05962), appendix F.1: 1 where all tokens attend alike, and
-    where all attend to one token as to another. Raises InputError as `check_attention` does, and for fewer than two tokens.
+    The cross-patch similarity of Wang et al. (arXiv 2203.05962), appendix F.1: 1 where every token attends to one token
+    as much as to another. Raises InputError as `check_attention` does, and for fewer than two tokens.
     """
     return token_similarity(check_attention(attn).mT)
 

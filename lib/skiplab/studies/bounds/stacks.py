@@ -110,14 +110,9 @@ def _smoothing_stack(draws: Draws) -> tuple[Tensor]:
     return (draws.attention(200, draws.whole(2, 8), sharpness=draws.uniform(0.1, 3)),)
 
 
-def dobrushin(attn: Tensor) -> Tensor:
-    """Return τ(A) = ½ max_ij Σ_k |a_ik − a_jk| of maps (…, n, n) as (…)."""
-    return (attn[..., :, None, :] - attn[..., None, :, :]).abs().sum(dim=-1).amax(dim=(-2, -1)) / 2
-
-
 def _only_if(attns: Tensor) -> BoundCheck:
     """Check that a stack which removes all but 1e-6 of HC has Π τ < 0.1."""
-    return judged("corollary 2, only if", dobrushin(attns).prod(), 0.1, smooths=bool(worst_gain(attns) < 1e-6))
+    return judged("corollary 2, only if", bounds.dobrushin(attns).prod(), 0.1, smooths=bool(worst_gain(attns) < 1e-6))
 
 
 def _pair(draws: Draws) -> tuple[Tensor, Tensor]:
@@ -128,7 +123,7 @@ def _pair(draws: Draws) -> tuple[Tensor, Tensor]:
 def _approach(attn: Tensor, z: Tensor, steps: int = 4) -> BoundCheck:
     """Check the rate behind theorem 1, ‖HC‖/‖DC‖ of Aᵗz ≤ h / √n(‖πᵀz‖ − ‖π − 1/n‖h) with h = √(n/2) τᵗ‖HC[z]‖."""
     n, pi = len(attn), bounds.stationary_distribution(attn)
-    h = math.sqrt(n / 2) * dobrushin(attn) ** steps * matrix_norm(hc(z))
+    h = math.sqrt(n / 2) * bounds.dobrushin(attn) ** steps * matrix_norm(hc(z))
     left = (pi @ z).norm() - (pi - 1 / n).norm() * h
     ratio = hc_ratio(torch.linalg.matrix_power(attn, steps) @ z)
     return judged("theorem 1, approach", ratio, h / math.sqrt(n) / left.clamp(min=NEGLIGIBLE), said=bool(left > 0))
@@ -146,11 +141,11 @@ def _on_maps(check: Callable, *logits: Tensor) -> BoundCheck:
 
 
 def _least_entry(attn: Tensor) -> BoundCheck:
-    return judged("tau, least entry", dobrushin(attn), 1 - len(attn) * attn.min(), 1e-12)
+    return judged("tau, least entry", bounds.dobrushin(attn), 1 - len(attn) * attn.min(), 1e-12)
 
 
 def _submultiplicative(a: Tensor, b: Tensor) -> BoundCheck:
-    return judged("tau, product", dobrushin(a @ b), dobrushin(a) * dobrushin(b))
+    return judged("tau, product", bounds.dobrushin(a @ b), bounds.dobrushin(a) * bounds.dobrushin(b))
 
 
 STACKS = {

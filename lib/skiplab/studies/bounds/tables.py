@@ -7,7 +7,7 @@ import torch
 from skiplab import draws as portable
 from skiplab.companion.cases import judged
 from skiplab.studies.bounds.conditions import CUBIC, FFN, SKIP
-from skiplab.studies.bounds.stacks import dobrushin, worst_gain
+from skiplab.studies.bounds.stacks import worst_gain
 from skiplab.theory import bounds, counterexamples
 from skiplab.theory.bounds import BoundCheck
 from skiplab.theory.conditioning import condition_number
@@ -67,7 +67,7 @@ def _refuted_rates() -> Refuted:
         ("a deep stack smooths", judged("", worst_gain(never), 0.01), "√(n/2) Π τ", bounds.product_low_pass(never)),
         (
             "it smooths only if Π τ → 0",
-            judged("", dobrushin(despite).prod(), 0.01),
+            judged("", bounds.dobrushin(despite).prod(), 0.01),
             "√(n/2) Π τ",
             bounds.product_low_pass(despite),
         ),
