@@ -1,4 +1,4 @@
-"""Write tiny stand-ins for real data sets, in the layouts that `skiplab.training.data` meets: the hub's, image folders."""
+"""Write tiny stand-ins for real data sets, in the layouts of the hub and of image folders."""
 
 import io
 import json

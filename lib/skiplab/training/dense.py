@@ -3,7 +3,7 @@
 What Cutting the Skip (arXiv 2510.00345) asks of a ViT pre-trained by DINO. Three probes of its patch tokens:
 
 * **Linear segmentation.** A linear layer on standardised patch tokens names each patch's classes; scored by mIoU over
-  pixels. *Single layer*: the last block's tokens. *Multi-scale*, as we define it, since our sources do not: those of the
+  pixels. *Single layer*: the last block's tokens. *Multi-scale*, defined by us, since our sources do not: those of the
   last four blocks, each of the image at its own and at half its size, side by side.
 * **Object discovery.** TokenCut (Wang et al., CVPR 2022, arXiv 2202.11539), from its description; scored by CorLoc.
 * **PCA.** The three main components of all patches of some images, as red, green and blue.
@@ -117,7 +117,7 @@ def _box(mask: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a published data set keeps images and masks: for each split, the list or the folders; `classes` of masks."""
+    """Where a published data set keeps images and masks: each split's list or folders, and the masks' `classes`."""
 
     about: str
     classes: int = 0
@@ -171,12 +171,12 @@ COMPOSED_SEEDS = {"train": 0, "test": 1, "discovery": 1}
 
 
 def load(name: str, split: str, *, data: ImageData, size: int, count: int = 0, channels: int = 3) -> DenseSet:
-    """Load a split ("train", "test" or "discovery") of a dense set, images scaled to (size, size) without regard to aspect.
+    """Load a split ("train", "test" or "discovery") of a dense set, images stretched to (size, size).
 
     `data` is the pre-training set, from whose splits "composed" takes its garments; `channels` are 1 or 3. `count` is
     how many images to use, evenly spread, 0 for all; "composed" needs it. Boxes are scaled with the image, which leaves
-    their overlaps as they are. Raises InputError for an unknown name, a folder that is out of reach or not as published,
-    and a task that the set has no labels for.
+    their overlaps as they are. Raises InputError for an unknown name, a folder that is out of reach or not as
+    published, and a task that the set has no labels for.
     """
     if name == COMPOSED:
         part = data.train if split == "train" else data.test

@@ -3,8 +3,8 @@
 "Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021, arXiv 2104.14294): a student sees
 large and small crops of an image and learns to say of each what a teacher says of the other large ones; the teacher is
 the student's moving average, its outputs are centred and sharpened. Heads, loss with its centre, and averaging are
-lightly's parts, around a timm ViT with any skip policy and initialisation of `skiplab.models`. lib/skiplab/training/run.py has what
-all kinds of run share.
+lightly's parts, around a timm ViT with any skip policy and initialisation of `skiplab.models`. `run` has what all kinds
+of run share.
 """
 
 import json
@@ -128,7 +128,7 @@ def _run(network: nn.ModuleDict, views: list[Tensor]) -> list[Tensor]:
 
 
 def build_vit(config: DinoConfig) -> VisionTransformer:
-    """Create the ViT that `config` describes, without a classifier and for images of any size, in its seed's initial state.
+    """Create the ViT that `config` describes, without a classifier, for images of any size, in its initial state.
 
     Raises InputError for a model that is no ViT, for a crop that patches do not tile, and as `loop.build_model` does.
     """
@@ -278,7 +278,7 @@ class _Distillation(Run):
 
 
 def neighbour_top1(known: Tensor, labels: Tensor, features: Tensor, truth: Tensor) -> float:
-    """Return the percentage of `features` (N, d) whose class a weighted vote of their nearest `known` (M, d) gets right.
+    """Return the percentage of `features` (N, d) whose class a weighted vote of the nearest `known` (M, d) gets right.
 
     The published k-NN classifier: cosine similarity s, the 20 nearest, votes of exp(s / 0.07).
     """

@@ -115,8 +115,8 @@ class MaskedAutoencoder(nn.Module):
 def position_code(count: int, dim: int) -> Tensor:
     """Return the sines and cosines that encode the places of a square grid of `count` patches, float32 (count, dim).
 
-    As MAE and lightly have them, column before row, but in float64 by the C library, not by float32 vector kernels, which
-    differ between processors.
+    As MAE and lightly have them, column before row, but in float64 by the C library, not by float32 vector kernels,
+    which differ between processors.
     """
     side, rates = math.isqrt(count), [10000 ** (-4 * k / dim) for k in range(dim // 4)]
     lines = [[f(place * rate) for f in (math.sin, math.cos) for rate in rates] for place in range(side)]

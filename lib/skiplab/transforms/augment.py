@@ -1,6 +1,6 @@
-"""Augment and normalise whole batches on their device, share them among processes, and name timm's recipes for ImageNet.
+"""Augment and normalise whole batches on their device, share them among processes, name timm's ImageNet recipes.
 
-`crop_flip` is the usual CIFAR augmentation (He et al. 2016, section 4.2). `RECIPES` go through timm's `create_transform`:
+`crop_flip` is the usual CIFAR augmentation (He et al. 2016, section 4.2). `RECIPES` are for timm's `create_transform`:
 "imagenet" is DeiT's (Touvron et al. 2021, table 9), "resized_crop" the masked autoencoder's (He et al. 2022, table 8).
 """
 
@@ -35,7 +35,7 @@ def share(batch: Tensor, shard: tuple[int, int]) -> Tensor:
 
 
 def draw_crop_flip(count: int, *, padding: int, generator: torch.Generator) -> Tensor:
-    """Draw for `count` images how far down and to the right to cut, 0 to 2·`padding`, and whether to mirror: (count, 3).
+    """Draw for `count` images how far down and right to cut, 0 to 2·`padding`, and whether to mirror: (count, 3).
 
     A CPU generator, so that a CPU and a GPU draw the same.
     """
@@ -69,5 +69,5 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def imagenet_transform(
     recipe: str, img_size: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Callable[..., Tensor]:
-    """Return timm's training transform with one of RECIPES, from an RGB PIL image to a normalised (3, img_size, img_size)."""
+    """Return timm's training transform with one of RECIPES, from RGB images to normalised (3, img_size, img_size)."""
     return create_transform((3, img_size, img_size), is_training=True, mean=mean, std=std, **RECIPES[recipe])

@@ -2,9 +2,9 @@
 
 "Emerging Properties in Self-Supervised Vision Transformers" (Caron et al., ICCV 2021, arXiv 2104.14294), with its
 published settings: a few large crops of 40 to 100 % of an image and many small ones of 5 to 40 %, mirrored, with
-jittered colours, some grey, blurred or solarised. Here a crop is cut from the image as it was loaded, sampled bilinearly,
-hue turns around the grey axis, and the blur's width grows with the crop (0.1 to 2 pixels at 224). The CPU's generator
-draws everything, so that a CPU and a GPU see the same views.
+jittered colours, some grey, blurred or solarised. Here a crop is cut from the image as it was loaded, sampled
+bilinearly, hue turns around the grey axis, and the blur's width grows with the crop (0.1 to 2 pixels at 224). The CPU's
+generator draws everything, so that a CPU and a GPU see the same views.
 """
 
 import math
@@ -39,7 +39,7 @@ def multi_crop(
     """Return two large views (B, C, size, size) and `local_crops` small ones of normalised images (B, C, H, W).
 
     `mean` and `std` (C,) are those of the normalisation; scales are ranges of the share of the image's area. Where the
-    images are a process's share of a batch (`shard` = rank, world), they get the views that they have in the whole batch.
+    images are a process's share of a batch (`shard` = rank, world), they get their views of the whole batch.
     """
 
     def draw(low: float, high: float) -> Tensor:
