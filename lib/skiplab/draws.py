@@ -2,8 +2,8 @@
 
 What torch draws is not: its normal numbers, and timm's truncated ones, pass through vector kernels and mathematical
 functions that differ between processors and libraries. Here the generator's integers become float64, and from there on
-only +, −, ×, ÷ and √ are used, one numpy call each, which IEEE 754 defines to the last bit. Sums run over the first axis,
-which numpy adds row by row. Normal numbers come from the inverse of their distribution function, by the rational
+only +, −, ×, ÷ and √ are used, one numpy call each, which IEEE 754 defines to the last bit. Sums run over the first
+axis, which numpy adds row by row. Normal numbers come from the inverse of their distribution function, by the rational
 approximations of Wichura, "Algorithm AS 241", Applied Statistics 37 (1988), accurate to 1e-15.
 """
 

@@ -5,13 +5,13 @@ Transformers", ICLR 2026, arXiv 2510.00345. The architecture stays timm's; only 
 that the Jacobian of self-attention is well-conditioned. With weights that multiply tokens from the right:
 
 - W_V = c·U and W_O = c·Vᵀ, from the SVD U S Vᵀ of a d×d Gaussian matrix: W_V W_O is c² times an orthogonal matrix.
-  The singular vectors of such a matrix are two independent Haar matrices (but for signs that cancel), so these are drawn.
+  The singular vectors of such a matrix are two independent Haar matrices (but for signs that cancel): these are drawn.
 - W_Q W_Kᵀ is, in every head, the best approximation of rank d/h to αZ + βI, Z_ij ~ N(0, 1/d), split by square roots of
   the singular values.
 - The MLP's weights are Haar (semi-)orthogonal times max(√(out/in), 1).
 - Biases are zero.
 
-All of it is drawn by lib/skiplab/draws.py: the same bits on every machine up to width 256, and to float64's rounding beyond.
+All of it is drawn by `skiplab.draws`: the same bits on every machine up to width 256, and beyond to float64's rounding.
 
 Where the paper is silent, SkiplessInit offers the readings and notebook 06 measures them: `heads` says whether the
 heads draw a Z each ("own", the default: with one Z for all, "shared", they would all attend alike), or share out the
