@@ -23,8 +23,9 @@ from PIL import Image, ImageOps
 import standin
 from skiplab.companion import widgets
 from skiplab.errors import InputError
-from skiplab.training import data, pictures
-from skiplab.training.data import Resident, Streaming, load
+from skiplab.training import data, decode, pictures, sources, splits
+from skiplab.training.data import load
+from skiplab.training.splits import Resident, Streaming
 from skiplab.transforms.augment import share
 from skiplab.transforms.graying import TokenGraying
 
@@ -37,14 +38,14 @@ REAL_CIFAR10 = os.environ.get("COMPANION_CIFAR10")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Forget what was loaded before, and use no local copies."""
-    for name in data.SPECS:
-        monkeypatch.delenv(data._variable(name), raising=False)
+    for name in sources.SPECS:
+        monkeypatch.delenv(sources.variable(name), raising=False)
     data._load.cache_clear()
 
 
 @pytest.fixture
 def streamed(monkeypatch):
-    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", 0)
 
 
 @pytest.fixture
@@ -81,9 +82,9 @@ def test_embedded_set():
 
 
 def test_embedded_set_is_small_and_licensed():
-    files = list(data.EMBEDDED.iterdir())
+    files = list(sources.EMBEDDED.iterdir())
     assert sum(file.stat().st_size for file in files) <= 4_000_000
-    assert "Zalando SE" in (data.EMBEDDED / "LICENSE").read_text()
+    assert "Zalando SE" in (sources.EMBEDDED / "LICENSE").read_text()
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
@@ -96,9 +97,9 @@ def test_embedded_images_are_debians():
 
 
 def test_embedded_file_that_changed_is_refused(monkeypatch, tmp_path):
-    copy = shutil.copytree(data.EMBEDDED, tmp_path / "data" / "fashion_mnist")
-    monkeypatch.setattr(data, "EMBEDDED", copy)
-    monkeypatch.setattr(data, "ROOT", tmp_path)
+    copy = shutil.copytree(sources.EMBEDDED, tmp_path / "data" / "fashion_mnist")
+    monkeypatch.setattr(sources, "EMBEDDED", copy)
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
     file = copy / "test-00000-of-00001.parquet"
     content = bytearray(file.read_bytes())
     content[1000] ^= 1
@@ -252,7 +253,7 @@ def test_batches_cost_no_more_than_a_bare_loop():
 def test_streaming_evaluates_on_the_same_batches(monkeypatch, folder):
     resident = load(folder, img_size=6)
     data._load.cache_clear()
-    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", 0)
     streaming = load(folder, img_size=6)
     assert isinstance(resident.train, Resident) and isinstance(streaming.train, Streaming)
     assert resident.mean == streaming.mean and resident.std == streaming.std
@@ -271,7 +272,7 @@ def test_workers_change_nothing(monkeypatch, streamed, folder, augment):
     split = load(folder, img_size=8).train
     runs = []
     for workers in (1, 2):
-        monkeypatch.setattr(data, "_cores", lambda workers=workers: workers)
+        monkeypatch.setattr(splits, "_cores", lambda workers=workers: workers)
         runs.append(images_of(split, train=True, seed=1, epoch=1, augment=augment))
     assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
     other = images_of(split, train=True, seed=1, epoch=2, augment=augment)
@@ -310,7 +311,7 @@ def test_streamed_parquet_in_a_folder_named_like_a_chain_is_refused_and_resident
     standin.write_parquet(tmp_path / "a::b" / "train.parquet", rows_of([0, 1] * 4), ["ant", "bee"])
     assert load(tmp_path / "a::b", img_size=8).num_classes == 2
     data._load.cache_clear()
-    monkeypatch.setattr(data, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", 0)
     assert "'::'" in message(tmp_path / "a::b", img_size=8)
 
 
@@ -332,7 +333,7 @@ def test_streaming_needs_a_size(streamed, folder):
     "name, size, images", [("cifar10", 32, 18), ("tiny-imagenet", 64, 360), ("imagenet-1k", 24, 1800)]
 )
 def test_hub_layout_as_a_local_copy(monkeypatch, tmp_path, name, size, images):
-    monkeypatch.setenv(data._variable(name), str(standin.make(name, tmp_path)))
+    monkeypatch.setenv(sources.variable(name), str(standin.make(name, tmp_path)))
     loaded = load(name, img_size=24 if name == "imagenet-1k" else None)
     assert "local copy in place of" in loaded.source and "not bit-exact" in loaded.source
     assert str(tmp_path) not in loaded.source
@@ -343,7 +344,7 @@ def test_hub_layout_as_a_local_copy(monkeypatch, tmp_path, name, size, images):
 
 
 def test_imagenet_crop_keeps_seven_eighths():
-    decoder = data._Decoder(224, 3, data.SPECS["imagenet-1k"].crop, pad=0)
+    decoder = decode.Decoder(224, 3, sources.SPECS["imagenet-1k"].crop, pad=0)
     ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8)[:, None], (1, 320))).convert("RGB")
     pixels = decoder.array({"bytes": standin.encode(ramp), "path": None})
     assert np.array_equal(pixels[0, :, 0], np.arange(16, 240))
@@ -423,7 +424,7 @@ def test_digest_covers_the_settings():
 
 @pytest.mark.parametrize("limit", [0, 4e9])
 def test_digest_sees_one_pixel_one_label_and_one_class_name(monkeypatch, folder, limit):
-    monkeypatch.setattr(data, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", limit)
 
     def digest():
         data._load.cache_clear()
@@ -513,7 +514,7 @@ def test_corrupt_and_truncated_images_are_counted_and_named(folder):
 )
 @pytest.mark.parametrize("limit", [0, 1e12])
 def test_images_of_other_modes_are_refused_by_name(monkeypatch, folder, mode, words, limit):
-    monkeypatch.setattr(data, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", limit)
     (folder / "test" / "cat" / "0.png").unlink()
     Image.new(mode, (8, 8)).save(folder / "test" / "cat" / "0.tiff")
     with pytest.raises(InputError) as error:
@@ -684,7 +685,7 @@ def shard(file, columns, features=None):
 @pytest.mark.parametrize("limit", [0, 1e12])
 def test_shards_whose_columns_differ_are_read(monkeypatch, tmp_path, limit):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(data, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", limit)
     rows = rows_of([0, 1] * 4)
     turned = pyarrow.array(
         [{"path": image["path"], "bytes": image["bytes"]} for image in rows["image"]],
@@ -725,7 +726,7 @@ def test_a_label_of_an_unknown_type_is_refused(tmp_path, features):
 @pytest.mark.parametrize("limit", [0, 1e12])
 def test_damage_inside_a_parquet_file_is_named(monkeypatch, tmp_path, limit):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(data, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr("skiplab.training.rows.RESIDENT_BYTES", limit)
     file = tmp_path / "set" / "train.parquet"
     standin.write_parquet(file, rows_of([0, 1] * 40), ["a", "b"])
     content = bytearray(file.read_bytes())
@@ -837,7 +838,7 @@ def test_training_and_the_explorers_read_one_picture_alike(folder):
     file = folder / "train" / "cat" / "0.png"
     standin.picture(0, 0, (8, 8), "RGBA").rotate(10).save(file)
     shown, _ = widgets.read_picture("0.png", file.read_bytes(), side=8)
-    assert np.array_equal(data._Decoder(None, 3, 1.0, 0).array({"bytes": None, "path": str(file)}), shown)
+    assert np.array_equal(decode.Decoder(None, 3, 1.0, 0).array({"bytes": None, "path": str(file)}), shown)
 
 
 def test_images_without_labels(tmp_path):
@@ -896,7 +897,7 @@ def test_out_of_reach_and_not_cached(tmp_path):
         "HF_ENDPOINT": "http://127.0.0.1:9",
     }  # nobody answers there
     result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=data.ROOT
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=sources.ROOT
     )
     text, seconds = result.stdout.splitlines()
     assert "three ways out" in text and "HF_HOME" in text and "COMPANION_CIFAR10" in text and "fashion_mnist" in text
@@ -912,7 +913,7 @@ def hub_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
     def fill(name):
-        spec = data.SPECS[name]
+        spec = sources.SPECS[name]
         return standin.make(name, tmp_path / f"datasets--{spec.repo.replace('/', '--')}" / "snapshots" / spec.revision)
 
     return fill
@@ -926,7 +927,7 @@ def test_switched_off_and_not_cached(hub_cache):
 def test_cached_hub_data_need_no_network(hub_cache):
     hub_cache("tiny-imagenet")
     loaded = load("tiny-imagenet")
-    assert len(loaded.test) == 400 and loaded.source.endswith(data.SPECS["tiny-imagenet"].revision)
+    assert len(loaded.test) == 400 and loaded.source.endswith(sources.SPECS["tiny-imagenet"].revision)
 
 
 def test_cifar10_of_the_hub_is_checked(hub_cache):
@@ -967,6 +968,6 @@ def test_nothing_is_printed_and_settings_of_hugging_face_stay(capfd, folder):
 
 
 def test_specs_are_pinned():
-    for name, spec in data.SPECS.items():
+    for name, spec in sources.SPECS.items():
         assert name == "fashion_mnist" or len(spec.revision) == 40
-    assert all(len(value) == 64 for value in data.SPECS["cifar10"].sha256.values())
+    assert all(len(value) == 64 for value in sources.SPECS["cifar10"].sha256.values())

@@ -48,8 +48,8 @@ def check_plain(name: str, value: object) -> None:
             raise InputError(f"{name} is a whole number of {digits} digits; it must be {limit}")
     elif not isinstance(value, str | None):
         raise InputError(
-            f"{name} is {value!r:.60}, a {type(value).__name__}; it must be a number, a word, true, false, null, "
-            "a list or a dict of these"
+            f"{name} is {value!r:.60}, a {type(value).__name__}; it must be a number, text, true, false, null, or a "
+            "list or dict of these"
         )
 
 

@@ -57,7 +57,7 @@ def make_folder(path: Path) -> Path:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what a killed process left of unfinished writes in `folder`. Raises StorageError where it cannot."""
+    """Delete what a killed process left of its unfinished writes in `folder`. Raises StorageError where it cannot."""
     for leftover in folder.glob(".*.tmp"):
         with storage_errors(leftover):
             leftover.unlink()

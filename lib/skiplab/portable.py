@@ -1,8 +1,8 @@
 """Have torch compute alike on all x86 processors of one maker: by the instructions that all of the last ten years have.
 
-Left alone, torch, MKL and oneDNN each take the widest vectors that a processor has, sums are then added in another
-order, and after some steps of training the numbers are others. `make test-cpus` measures which parts of a run are the
-same bits on which processors. It works through environment variables that the libraries read when they first compute.
+Left alone, torch, MKL and oneDNN take the widest vectors that a processor has, sums are added in another order, and
+after some steps of training the numbers are others. Which parts of a run are the same bits on which processors is
+measured by `make test-cpus`. It works through environment variables that the libraries read when they first compute.
 """
 
 import os

@@ -167,7 +167,7 @@ def _docstring(node: ast.AST) -> bool:
 
 
 def _tree(value: object) -> str:
-    """Return a syntax tree as text, without empty fields: new versions of Python add such fields."""
+    """Return a syntax tree as text; fields without content, as new Pythons add, are left out."""
     if isinstance(value, list):
         return f"[{' '.join(map(_tree, value))}]"
     if not isinstance(value, ast.AST):

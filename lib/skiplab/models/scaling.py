@@ -257,7 +257,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, optional: t
     """Load a state_dict with all of the model's scaling parameters, or with none; return the names of those missing.
 
     What is missing keeps its values: the scaling parameters, and those whose names begin with one of `optional`. Raises
-    InputError, and loads nothing, for a part of the scaling parameters and any other name or shape that differs.
+    InputError for a part of the scaling parameters, and for any other name or shape; nothing is loaded then.
     """
     own = model.state_dict()
     missing = [name for name in own if name not in weights and not name.startswith(optional)]

@@ -11,7 +11,7 @@ that the Jacobian of self-attention is well-conditioned. With weights that multi
 - The MLP's weights are Haar (semi-)orthogonal times max(√(out/in), 1).
 - Biases are zero.
 
-`skiplab.draws` draws all of it: the same bits on every machine up to width 256, and to float64's rounding beyond.
+All of it is drawn by `skiplab.draws`: the same bits on every machine up to width 256, and beyond to float64's rounding.
 
 Where the paper is silent, SkiplessInit offers the readings and notebook 06 measures them: `heads` says whether the
 heads draw a Z each ("own", the default: with one Z for all, "shared", they would all attend alike), or share out the

@@ -1,7 +1,7 @@
 """The front door to models: timm's models by name, or built small from timm's class, with a skip policy.
 
-Names, arguments, weights and outputs are timm's (1.0.31); `skiplab.models.residual` has the skip policy. Initial
-weights are drawn from timm's distributions by `skiplab.draws`, so that a seed gives the same ones on every machine.
+Names, arguments, weights and outputs are timm's (1.0.31); see `skiplab.models.residual` for the skip policy. Initial
+weights are drawn from timm's distributions by `skiplab.draws`: a seed gives the same ones on every machine.
 """
 
 import difflib
@@ -67,7 +67,7 @@ def create_model(
 
     Raises:
         InputError: For an unknown name, a model of another family, an unsupported skip, scaling or init, an image size
-            that is no multiple of the patch size or too small, blocks of another kind, arguments that timm refuses.
+            that is not a multiple of the patch size or too small, other blocks, and arguments that timm refuses.
     """
     family = _family_named(name)
     check_skip(family, skip)

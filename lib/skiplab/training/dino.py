@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from skiplab import draws
 from skiplab.errors import InputError, indivisible
 from skiplab.training import checkpoint, loop
-from skiplab.training.data import Split
 from skiplab.training.run import EVALUATION_BATCH, Run, RunConfig, build_optimizer, finite, first_broken
+from skiplab.training.splits import Split
 from skiplab.transforms.multicrop import multi_crop
 
 NEIGHBOURS, NEIGHBOUR_TEMPERATURE = 20, 0.07  # the published k-NN classifier

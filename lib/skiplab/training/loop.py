@@ -23,7 +23,6 @@ from skiplab.models import probe, scaling, zoo
 from skiplab.theory.conditioning import condition_number, summarise_log_kappa
 from skiplab.training import checkpoint
 from skiplab.training.ambient import isolated
-from skiplab.training.data import Split
 from skiplab.training.run import (
     EVALUATION_BATCH,
     PRECISIONS,
@@ -36,6 +35,7 @@ from skiplab.training.run import (
     refuse_arguments,
     skipless_init,
 )
+from skiplab.training.splits import Split
 from skiplab.transforms.graying import METHODS, TokenGraying
 
 __all__ = [
@@ -59,15 +59,14 @@ class TrainConfig(RunConfig):
     """Everything that decides the numbers of one run (the run store hashes it).
 
     `accumulation` splits the global batch into that many micro-batches. `optimizer` is a name of timm's, or "soap".
-    `skipless` holds the arguments of a SkiplessInit, {} leaves timm's initial weights. `ema` is the decay of averaged
-    weights, 0 for none; with it the averaged model is the one evaluated. `probe_images` is the number of validation
-    images on which κ of every block is measured each epoch, 0 for none. `graying` is Token Graying's method ("svd",
-    "svd_fast", "dct") on the training images, with exponent `epsilon` on patches of `graying_patch_size`, or before the
-    blocks numbered in `graying_blocks` on their tokens instead. `graying_place` is "device" (the batch, after mixup) or
-    "workers" (each image, before it; on streamed data). `layer_decay` is each block's learning rate as a share of the
-    next one's. `initial` is the run whose weights to start from,
-    "function/hash" in the same store; parameters that it lacks keep their initial values. Raises InputError for a value
-    out of its range.
+    `skipless` holds the arguments of a SkiplessInit, {} leaves timm's initial weights. `ema` is the decay of the
+    averaged weights, 0 for none; with it the averaged model is the one evaluated. `probe_images` is the number of
+    validation images on which κ of every block is measured each epoch, 0 for none. `graying` is Token Graying's method
+    ("svd", "svd_fast", "dct") on the training images, with exponent `epsilon` on patches of `graying_patch_size`, or
+    before the blocks numbered in `graying_blocks` on their tokens instead. `graying_place` is "device" (the batch,
+    after mixup) or "workers" (each image, before it; on streamed data). `layer_decay` is each block's learning rate as
+    a share of the next one's. `initial` is the run whose weights to start from, "function/hash" in the same store;
+    parameters that it lacks keep their initial values. Raises InputError for a value out of its range.
     """
 
     skip: str = "both"

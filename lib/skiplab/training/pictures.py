@@ -60,6 +60,6 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image turned; `ImageOps.exif_transpose` writes the EXIF data anew and fails on damaged ones."""
+    """Return the image turned; `ImageOps.exif_transpose` writes the EXIF data anew and fails where some are damaged."""
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
     return image.copy() if turn is None else image.transpose(turn)

@@ -152,7 +152,7 @@ def skipless_init(config: RunConfig) -> SkiplessInit | None:
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, **settings: object) -> torch.optim.Optimizer:
-    """Create the optimiser that `config` names (AdamW without a choice), with timm's exceptions from weight decay.
+    """Create the optimiser that `config` names (AdamW where it has no choice), with weight decay where timm has it.
 
     With a `layer_decay` each block's rate is that share of the next one's. SOAP (Vyas et al., arXiv 2409.11321) has the
     settings of Cutting the Skip: betas 0.9 and 0.95, a new eigenbasis every 10 steps. Its first step only measures.
@@ -246,7 +246,7 @@ class Run(abc.ABC):
         self.epoch, self.history, self.divergence, self.seconds = 0, [], None, []
 
     def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer, *, compiled: bool = False) -> None:
-        """Take the network (on its device) and its optimiser, add the schedule, resume from any checkpoint."""
+        """Take the network (on its device) and its optimiser, add the schedule, and resume from any checkpoint."""
         config, updates = self.config, self.config.epochs * self.steps
         if self.shard[1] > 1:
             _share_drop_path(net, self.shard)
@@ -287,7 +287,7 @@ class Run(abc.ABC):
         return self.divergence is not None and self.divergence["kind"] == "non-finite"
 
     def run(self, report: Callable[[list[dict]], None] | None = None) -> dict:
-        """Train until the end or until the run breaks; `report` gets the history after each epoch; return the result.
+        """Train to the end, or until the run breaks; call `report` with the history each epoch; return the result.
 
         In several processes each trains on its share of every batch and returns the same result; the first one alone
         writes and reports.
