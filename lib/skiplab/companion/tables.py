@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from skiplab.companion.claims import OURS, PAPER, THIRD_PARTY, Claim, choice, notebooks, papers
+from skiplab.companion import fingerprint
+from skiplab.companion.claims import OURS, PAPER, THIRD_PARTY, Claim, choice, papers
 from skiplab.companion.deciding import INCONCLUSIVE
 from skiplab.companion.judging import NOT_RUN, NOT_TESTABLE, VERDICTS, plain
 from skiplab.companion.ledger import verdicts
@@ -16,7 +17,7 @@ TITLES = {PAPER: "The paper's claims", OURS: "Ours about it", THIRD_PARTY: "A th
 def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFrame:
     """Return the ledger, one row a claim, of one notebook or of all."""
     if notebook is not None:
-        choice("notebook", notebook, notebooks())
+        choice("notebook", notebook, fingerprint.notebooks())
     rows = [
         {
             "claim": verdict.claim.id,
