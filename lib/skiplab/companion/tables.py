@@ -85,7 +85,7 @@ def expected_errors(folder: Path | None = None) -> str:
     ]
     return (
         f"An interval at 90 % decided {len(decided)} of these claims. Each is decided wrongly by chance in at most 5 % "
-        f"of reruns at its margin, so about {round(0.05 * len(decided))} of them may be.\n"
+        f"of reruns at its margin, so at most about {round(0.05 * len(decided))} of them are.\n"
     )
 
 
