@@ -29,7 +29,8 @@ from torch import Tensor
 from benchmarks.graying import dct_dense, photographs, svd_torch
 from benchmarks.scaling import block
 from skiplab import files
-from skiplab.companion import ledger, params, provenance
+from skiplab.companion import competence, ledger, params, provenance
+from skiplab.companion.judging import Measurement, Need
 from skiplab.companion.timing import interleaved, median_ratio
 from skiplab.errors import InputError, run_command
 from skiplab.models import create_model, probe
@@ -440,15 +441,16 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     01's only where they were trained on its data for all of its epochs, which takes more than 8 `--minutes`; shorter
     ones stay in data/gpu_check.json, since the levels, the differences and the divergences that the claims speak of are
     those of a whole training. Even then they are one seed at a learning rate that was not chosen on the baseline: the
-    note says so, and the rules, which ask for 3 seeds, leave these claims undecided. What a notebook itself recorded is
+    note says so, and the rules, which ask for more seeds, leave these claims undecided. What a notebook itself recorded is
     never touched.
     """
     if found["device"]["device"] != "cuda":
         return "nothing recorded in the ledger: no GPU"
     note, said = f"{MARK}{found['device']['device_name']}", []
     whole = yaml.safe_load(params.preset_path("01_skip_removal", "gpu").read_text(encoding="utf-8"))
-    measured = {"02_token_graying": time_ratios(found["ratios"], note)}
+    measured, needs = {"02_token_graying": time_ratios(found["ratios"], note)}, {}
     if (found["data"], found["skip_removal"][0]["epochs"]) == (whole["data"], whole["epochs"]):
+        needs = skip_needs(found["skip_removal"], whole["reference"])
         measured["01_skip_removal"] = skip_claims(found["skip_removal"], f"{note}, learning rate not tuned")
     else:
         said.append(f"skip removal: not recorded, {whole['epochs']} epochs on {whole['data']} would be needed")
@@ -459,24 +461,24 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
         path = folder / "gpu" / f"{notebook}.json"
         entries = json.loads(path.read_text(encoding="utf-8"))["claims"].values() if path.exists() else ()
         if all(entry["note"].startswith(MARK) for entry in entries):
-            said += map(str, ledger.record(measurements, notebook=notebook, preset="gpu", folder=folder))
+            said += map(str, ledger.record(measurements, needs, notebook=notebook, preset="gpu", folder=folder))
         else:
             said.append(f"{notebook}: not recorded, the notebook has been run on a GPU")
     return "\n".join(said)
 
 
-def time_ratios(rows: list[dict], note: str) -> dict[str, ledger.Measurement]:
+def time_ratios(rows: list[dict], note: str) -> dict[str, Measurement]:
     """Return notebook 02's claims on times, a value a repetition, from the rows of `step_ratios`."""
     ways = {row["way"]: [other["ratio"] for other in rows if other["way"] == row["way"]] for row in rows}
     fastest = min(("ours", "ours, products only"), key=lambda way: statistics.fmean(ways[way]))
     return {
-        "asa.time.svd.ratio": ledger.Measurement(ways["torch.linalg.svd"], (), note),
-        "asa.time.dct.ratio": ledger.Measurement(ways["DCT"], (), note),
-        "asa.time.gpu.ours": ledger.Measurement(ways[fastest], (), f"{note}, {fastest}"),
+        "asa.time.svd.ratio": Measurement(ways["torch.linalg.svd"], (), note),
+        "asa.time.dct.ratio": Measurement(ways["DCT"], (), note),
+        "asa.time.gpu.ours": Measurement(ways[fastest], (), f"{note}, {fastest}"),
     }
 
 
-def skip_claims(rows: list[dict], note: str) -> dict[str, ledger.Measurement]:
+def skip_claims(rows: list[dict], note: str) -> dict[str, Measurement]:
     """Return notebook 01's claims on the four arms, from one whole run of each."""
     top1, diverged = ({row["skip"]: row[column] for row in rows} for column in ("test_top1", "divergence"))
     lost = {arm: top1[arm] - top1["both"] for arm in ("no_ffn", "no_sab")}
@@ -486,10 +488,20 @@ def skip_claims(rows: list[dict], note: str) -> dict[str, ledger.Measurement]:
     values |= {
         "asa.skip.asymmetry": top1["no_sab"] - top1["no_ffn"],
         "asa.skip.none_worst": top1["none"] - top1["no_sab"],
-        "asa.skip.diverges": float(diverged["no_sab"] is not None),
         "asa.skip.divergence_epoch": diverged["no_sab"]["epoch"] if diverged["no_sab"] else float("inf"),
     }
-    return {name: ledger.Measurement((value,), (), note) for name, value in values.items()}
+    counted = Measurement((), (), note, violations=int(diverged["no_sab"] is not None), cases=1)
+    return {name: Measurement((value,), (), note) for name, value in values.items()} | {"asa.skip.diverges": counted}
+
+
+def skip_needs(rows: list[dict], reference: float) -> dict[str, Need]:
+    """Return whether one whole run of each arm meets what notebook 01's claims need; its data have ten classes."""
+    top1 = {row["skip"]: [row["test_top1"]] for row in rows}
+    return {
+        "learnt": competence.learnt(top1.pop("both"), 10, reference),
+        "off_floor": competence.off_floor(top1, 10),
+        "long_enough": competence.long_enough(rows[0]["epochs"], 30),
+    }
 
 
 def table(rows: list[dict]) -> str:
