@@ -6,7 +6,7 @@ The file explains the vocabulary. Bad input is one line that names the entry, th
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import repr as short
@@ -179,9 +179,10 @@ def _number(name: str, value: object, least: float = -math.inf) -> float:
     return float(value)
 
 
-def _count(name: str, value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise InputError(f"{name} must be a whole number >= 1, not {short(value)}")
+def _count(name: str, value: object, least: int = 1) -> int:
+    if type(value) is not int or value < least:
+        hint = ": one value has no interval" if least == 2 else ""
+        raise InputError(f"{name} must be a whole number >= {least}, not {short(value)}{hint}")
     return value
 
 
@@ -193,20 +194,29 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return tuple(_text(name, item) for item in value) if isinstance(value, list) else (_text(name, value),)
 
 
-def _test(name: str, entry: object, optional: tuple = ("least", "most", "seeds")) -> Test:
-    fields(name, entry, (), (*optional, *OPS))
-    ops = [op for op in OPS if op in entry]
-    if len(ops) != 1:
-        raise InputError(f"{name} needs exactly one of {', '.join(OPS)}")
-    given = {part: _number(part, entry[part], 0) for part in ("least", "most") if part in entry}
-    if given and ops == ["within"]:
+def _test(name: str, entry: object, kind: str, value: object) -> Test:
+    """Read a test. Where no smallest effect of interest is given, it is half of the value's."""
+    ops = OPS if kind in ("timing", *INTERVALS) else OPS[:2]
+    sizes = () if kind in WHOLE else ("least", "most")
+    fields(name, entry, ("seeds",) if kind in INTERVALS else (), (*sizes, *ops))
+    given = [op for op in ops if op in entry]
+    if len(given) != 1:
+        raise InputError(f"{name} needs exactly one of {', '.join(ops)}")
+    op = given[0]
+    threshold = _number(op, entry[op], 0 if op == "within" else -math.inf)
+    parts = {part: _number(part, entry[part], 0) for part in sizes if part in entry}
+    if parts and op == "within":
         raise InputError(f"{name}: least and most go with above and below, not with within")
-    seeds = _count("seeds", entry["seeds"]) if "seeds" in entry else 0
-    threshold = _number(ops[0], entry[ops[0]])
-    return Test(ops[0], threshold, given.get("least", math.nan), given.get("most", math.inf), seeds)
+    if sizes and op != "within" and "least" not in parts:
+        if not isinstance(value, float):
+            raise InputError(f"{name} needs least, the smallest effect of interest, where the claim has no value")
+        parts["least"] = abs(value - threshold) / 2
+    return Test(op, threshold, **parts, seeds=_count("seeds", entry["seeds"], 2) if "seeds" in entry else 0)
 
 
 FIXED = (VAGUE, DISAGREE, UNCHECKABLE)
+WHOLE = ("timing", "exact")  # the range of times decides, or the one number there is: no smallest effect
+INTERVALS = ("number", "equivalence")  # compared with a value, or below the tier by `lower` with seeds of its own
 # kind of rule -> the fields it must have, those it may have, and those its claim must have
 KINDS = {
     "number": (("statistic", "seeds", "choose"), ("lower",), ("value", "unit", "tolerance")),
@@ -221,8 +231,8 @@ KINDS = {
 # how each field is read
 READ = {
     **dict.fromkeys(("where", "statement", "unit", "why", "statistic", "evidence", "choose"), _text),
-    **dict.fromkeys(("seeds", "cases", "repetitions"), _count),
-    **dict.fromkeys(("test", "lower"), _test),
+    **dict.fromkeys(("cases", "repetitions"), _count),
+    "seeds": partial(_count, least=2),
     "value": _value_or_values,
     "tolerance": partial(_number, least=0),
     "tier": partial(choice, allowed=TIERS),
@@ -231,8 +241,6 @@ READ = {
     "kind": partial(choice, allowed=KINDS),
     "verdict": partial(choice, allowed=FIXED),
 }
-WHOLE = ("timing", "exact")  # the range of times decides, or the one number there is: no smallest effect
-READ_WHOLE = READ | dict.fromkeys(("test", "lower"), partial(_test, optional=()))
 
 
 def _claim(name: object, entry: object, content: dict, read: dict) -> Claim:
@@ -241,16 +249,15 @@ def _claim(name: object, entry: object, content: dict, read: dict) -> Claim:
     paper = choice("paper", name.split(".")[0], content["papers"])
     optional = ("value", "unit", "tolerance", "why", "whose", "needs")
     fields("claim", entry, ("where", "statement", "notebook", "tier", "rule"), optional)
-    rule = _rule(entry["rule"], content["choose"], entry.get("value"))
+    parts = {part: read[part](part, entry[part]) for part in entry if part != "rule"}
+    rule = _rule(entry["rule"], content["choose"], parts.get("value"))
     needed = {*KINDS[rule.kind][2], *(("why",) if "tolerance" in entry else ())}
     for missing in sorted(needed - entry.keys()):
         raise InputError(f"claim with a {rule.kind} rule lacks {missing!r}")
-    claim = Claim(name, paper, rule=rule, **{part: read[part](part, entry[part]) for part in entry if part != "rule"})
+    claim = Claim(name, paper, rule=rule, **parts)
     for need in claim.needs:
         choice("need", need, content["needs"])
-    several = isinstance(claim.value, tuple) and len(claim.value) > 1 and "tolerance" in entry
-    if several != (rule.verdict == DISAGREE):
-        raise InputError(f"{DISAGREE!r} goes with a list of values and a tolerance, and nothing else does")
+    _check_value(claim)
     return claim
 
 
@@ -260,26 +267,25 @@ def _rule(entry: object, choose: Collection[str], value: object) -> Rule:
     kind = READ["kind"]("kind", entry["kind"])
     required, optional, _ = KINDS[kind]
     fields(f"{kind} rule", entry, ("kind", *required), optional)
-    read = READ_WHOLE if kind in WHOLE else READ
-    parts = {part: read[part](part, content) for part, content in entry.items()}
-    if kind not in WHOLE:
-        parts |= {part: _with_least(part, parts[part], value) for part in ("test", "lower") if part in parts}
-    rule = Rule(**parts)
+    tests = {part: _test(part, entry[part], kind, value) for part in ("test", "lower") if part in entry}
+    rule = Rule(**tests, **{part: READ[part](part, entry[part]) for part in entry if part not in tests})
     if rule.choose:
         choice("choose", rule.choose, choose)
-    if rule.seeds == 1:
-        raise InputError("seeds must be at least 2: one value has no interval")
-    if rule.test and rule.test.seeds:
-        raise InputError("seeds belongs to the rule, not to its test")
-    if rule.lower and kind != "timing" and rule.lower.seeds < 2:
-        raise InputError("lower needs its own seeds, at least 2")
     return rule
 
 
-def _with_least(name: str, test: Test, value: object) -> Test:
-    """Return a test with its smallest effect of interest: as given, or half of the value's."""
-    if test.op == "within" or not math.isnan(test.least):
-        return replace(test, least=0.0) if test.op == "within" else test
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{name} needs least, the smallest effect of interest, where the claim has no value")
-    return replace(test, least=abs(value - test.threshold) / 2)
+def _check_value(claim: Claim) -> None:
+    """Refuse a value that its own rule could not decide, or would contradict."""
+    rule, value, several = claim.rule, claim.value, isinstance(claim.value, tuple)
+    if several != (rule.verdict == DISAGREE) or several and (len(value) < 2 or not claim.tolerance):
+        raise InputError(f"{DISAGREE!r} goes with a list of values and a tolerance, and nothing else does")
+    if rule.kind == "exact" and not rule.test and (value is None or not claim.tolerance):
+        raise InputError("an exact rule needs a test, or the claim a value and a tolerance")
+    for name in ("test", "lower"):
+        test = getattr(rule, name)
+        if test and test.op == "within" and value is None:
+            raise InputError(f"{name} within needs a value to be near")
+        if test and test.op != "within" and value is not None:
+            beyond = value - test.threshold if test.op == "above" else test.threshold - value
+            if not test.least <= beyond <= test.most:
+                raise InputError(f"value {value:g} is not what its {name} asks for")

@@ -6,8 +6,14 @@ Each function returns a `Need`: whether it is met, and what was found, in words.
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from skiplab.companion.deciding import mean_interval
+from skiplab.companion.deciding import Interval, mean_interval
 from skiplab.companion.judging import Need, mean_sd
+
+
+def _interval(values: Sequence[float]) -> Interval:
+    """Return the interval of a mean, of infinite width, which meets no need, where values are missing or not finite."""
+    finite = values and all(map(math.isfinite, values))
+    return mean_interval(values) if finite else Interval(math.nan, -math.inf, math.inf, math.nan, len(values))
 
 
 def learnt(top1: Collection[float], chance: float, reference: float) -> Need:
@@ -18,7 +24,7 @@ def learnt(top1: Collection[float], chance: float, reference: float) -> Need:
 
 def off_floor(arms: Mapping[str, Collection[float]], chance: float) -> Need:
     """Ask one of the arms for a top-1 (%) whose whole interval lies above twice chance."""
-    lows = {name: mean_interval(top1).low for name, top1 in arms.items()}
+    lows = {name: _interval(list(top1)).low for name, top1 in arms.items()}
     best = max(lows, key=lows.get)
     return Need(lows[best] > 2 * chance, f"{best} is the best arm, its interval begins at {lows[best]:.1f} %")
 
@@ -36,7 +42,7 @@ def full_rank(log_kappas: Collection[float]) -> Need:
 
 def beyond(trained: Sequence[float], untrained: Sequence[float], *, sign: int = 1) -> Need:
     """Ask trained networks to differ from themselves before training, above (`sign` 1) or below (-1)."""
-    found = mean_interval([sign * (after - before) for after, before in zip(trained, untrained, strict=True)])
+    found = _interval([sign * (after - before) for after, before in zip(trained, untrained, strict=True)])
     before = mean_sd(untrained)[0]
     return Need(found.low > 0, f"untrained {before:.3g}, training adds {sign * found.mean:+.3g}")
 
@@ -49,11 +55,11 @@ def active(sizes: Collection[float], least: float = 0.01) -> Need:
 
 def improved(after: Sequence[float], before: Sequence[float]) -> Need:
     """Ask pre-training for a k-NN top-1 (%) above that of the untrained network, with the whole interval over seeds."""
-    found = mean_interval([one - other for one, other in zip(after, before, strict=True)])
+    found = _interval([one - other for one, other in zip(after, before, strict=True)])
     return Need(found.low > 0, f"k-NN rises by {found.mean:+.1f} points ({found.low:+.1f} to {found.high:+.1f})")
 
 
 def both(*needs: Need) -> Need:
-    """Ask for all of several needs of one name."""
+    """Ask for all of several needs of one name, of which there must be one at least."""
     unmet = [need for need in needs if not need.met]
-    return Need(not unmet, "; ".join(need.found for need in unmet or needs))
+    return Need(bool(needs) and not unmet, "; ".join(need.found for need in unmet or needs) or "nothing was measured")

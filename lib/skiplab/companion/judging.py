@@ -1,15 +1,16 @@
 """Judge a claim: apply its rule to what was measured, after its needs.
 
-A verdict says what this run can say. What a rule holds below the claim's tier is "direction only", what it contradicts
-there "opposite here": only a run at the tier reproduces a claim or fails to. An interval on both sides is
-"inconclusive", with the number of seeds that would decide; a claim whose needs are not met is "not testable here".
+A verdict says what this run can say. Only a run at the claim's tier reproduces it or fails to. Below the tier only the
+side counts: what lies on the claimed one is "direction only", what lies on the other "opposite here". An interval on
+both sides is "inconclusive", with the number of seeds that would decide; a claim whose needs are not met is "not
+testable here".
 """
 
 import math
 import operator
 import statistics
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from skiplab.companion import deciding
 from skiplab.companion.claims import DISAGREE, OURS, UNCHECKABLE, VAGUE, Claim, Test
@@ -18,12 +19,8 @@ from skiplab.errors import InputError
 
 RANK = {"smoke": 0, "custom": 0, "quick": 0, "replicate": 0, "gpu": 1, "paper": 2}
 
-REPRODUCED, DIRECTION_ONLY, OPPOSITE, NOT_REPRODUCED = (
-    "reproduced",
-    "direction only",
-    "opposite here",
-    "not reproduced",
-)
+REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
+DIRECTION_ONLY, OPPOSITE = "direction only", "opposite here"
 FALSE = "false in the form our sources give"
 NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
 TIMED = "depends on the processor"  # how the tables count the claims about times, whose verdict names processors
@@ -32,7 +29,7 @@ VERDICTS = (
     UNCHECKABLE, NOT_RUN,
 )  # fmt: skip
 FAILS, UNDECIDED = "does not hold", "undecided"  # what times say on one processor
-NOT_RECORDED = "not recorded"  # the processor of what a file of schema 1 holds
+NOT_RECORDED = "not recorded"  # the processor of runs that do not name theirs
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,12 @@ class Need:
 
     met: bool
     found: str
+
+    def __post_init__(self) -> None:
+        """Take numpy's truth values too; refuse what is none."""
+        if isinstance(self.met, str) or self.met not in (True, False) or not isinstance(self.found, str):
+            raise InputError(f"a need is met or not, and says what was found, not {self.met!r}: {self.found!r}")
+        object.__setattr__(self, "met", bool(self.met))
 
 
 @dataclass(frozen=True)
@@ -162,15 +165,15 @@ def _decide(claim: Claim, measurement: Measurement, preset: str) -> tuple[str, s
         return rule.verdict, "; ".join(part for part in (_nearest(claim, measurement), rule.evidence) if part)
     if rule.kind == "timing":
         return _decide_times(claim, measurement, preset)
-    missing = _missing(claim, measurement, preset)
-    if missing:
+    at_tier = RANK[preset] >= RANK[claim.tier]
+    if missing := _missing(claim, measurement, at_tier):
         return NOT_RUN, missing
-    unmet = [f"needs {name}: {need.found}" for name, need in measurement.needs.items() if not need.met]
+    said = {name: measurement.needs.get(name, Need(False, "nothing is said of it")) for name in claim.needs}
+    unmet = [f"needs {name}: {need.found}" for name, need in said.items() if not need.met]
     if unmet:
         return NOT_TESTABLE, "; ".join(unmet)
     if not_finite(measurement.values):
-        return NOT_TESTABLE, "a value that is not finite has no interval"
-    at_tier = RANK[preset] >= RANK[claim.tier]
+        return NOT_TESTABLE, "a value that is not finite cannot be compared"
     outcome, detail = _outcome(claim, measurement, at_tier)
     positive, negative = (REPRODUCED, NOT_REPRODUCED) if at_tier else (DIRECTION_ONLY, OPPOSITE)
     if rule.kind == "statement" and at_tier:
@@ -178,7 +181,7 @@ def _decide(claim: Claim, measurement: Measurement, preset: str) -> tuple[str, s
     return {HOLDS: positive, CONTRADICTED: negative, INCONCLUSIVE: INCONCLUSIVE}[outcome], detail
 
 
-def _missing(claim: Claim, measurement: Measurement, preset: str) -> str:
+def _missing(claim: Claim, measurement: Measurement, at_tier: bool) -> str:
     """Say what a measurement lacks for its rule to decide anything; empty where nothing is missing."""
     rule, count = claim.rule, len(measurement.values)
     if rule.kind in ("statement", "share"):
@@ -186,42 +189,53 @@ def _missing(claim: Claim, measurement: Measurement, preset: str) -> str:
         return "" if refuted or (measurement.cases or 0) >= rule.cases else f"{rule.cases} cases are needed"
     if rule.kind == "exact":
         return "" if count else "no value"
-    test = test_at(claim, preset)
+    test = _test(claim, at_tier)
     if test is None:
         return f"a number to compare from preset {claim.tier} on"
     return "" if count >= test.seeds else f"{count} of {test.seeds} seeds"
 
 
 def _outcome(claim: Claim, measurement: Measurement, at_tier: bool) -> tuple[str, str]:
-    """Return whether the claim holds, is contradicted, or neither, and then how many values would decide."""
-    rule = claim.rule
+    """Return whether the claim holds, is contradicted, or neither, and why in words, where that is not plain."""
+    rule, centre = claim.rule, claim.value or 0.0
     if rule.kind == "statement":
         return CONTRADICTED if measurement.violations else HOLDS, ""
+    test = _test(claim, at_tier)
     if rule.kind == "exact":
-        value = measurement.values[0]
-        test = rule.test or Test("within", claim.tolerance)
-        return HOLDS if _holds(test, value, claim.value or 0.0) else CONTRADICTED, ""
-    found, test = interval(measurement), _test(claim, at_tier)
+        return HOLDS if _holds(test, measurement.values[0], centre) else CONTRADICTED, ""
+    found = interval(measurement)
     if test.op == "within":
-        outcome, width = deciding.decide_within(found, claim.value or 0.0, test.threshold), test.threshold
-    else:
-        outcome, width = deciding.decide_effect(_effect(found, test), test.least, test.most), test.least
-    if outcome != INCONCLUSIVE:
-        return outcome, ""
-    count = deciding.values_needed(found.sd, width)
-    return outcome, f"about {count} seeds would decide" if count and rule.kind != "share" else ""
+        outcome = deciding.decide_within(found, centre, test.threshold)
+        return outcome, _seeds_needed(claim, found, test.threshold) if outcome == INCONCLUSIVE else ""
+    effect = _effect(found, test)
+    outcome = deciding.decide_effect(effect, test.least if at_tier else 0.0, test.most)
+    return outcome, _effect_in_words(claim, effect, test, outcome)
 
 
-def test_at(claim: Claim, preset: str) -> Test | None:
-    """Return the test that decides at this preset, or None where the number cannot be compared there."""
-    return _test(claim, RANK[preset] >= RANK[claim.tier])
+def _effect_in_words(claim: Claim, effect: Interval, test: Test, outcome: str) -> str:
+    """Say of an effect on the claimed side, or on both, why it does not hold."""
+    if outcome == HOLDS or effect.high < 0:
+        return ""
+    if effect.low > test.most:
+        return f"beyond {test.most:g}, the most that is claimed"
+    if effect.high < test.least:
+        return f"any effect is smaller than {test.least:g}, the least of interest"
+    return _seeds_needed(claim, effect, test.least)
+
+
+def _seeds_needed(claim: Claim, found: Interval, width: float) -> str:
+    """Say how many seeds would give an interval narrower than `width`; empty where that is unknown or out of reach."""
+    count = None if claim.rule.kind == "share" else deciding.values_needed(found.sd, width)
+    return f"about {count} seeds would decide" if count else ""
 
 
 def _test(claim: Claim, at_tier: bool) -> Test | None:
+    """Return the test that decides at the claim's tier or below it; None where the number cannot be compared there."""
     rule = claim.rule
     if rule.test:
-        return Test(rule.test.op, rule.test.threshold, rule.test.least, rule.test.most, rule.seeds)
-    return Test("within", claim.tolerance, seeds=rule.seeds) if at_tier else rule.lower
+        return replace(rule.test, seeds=rule.seeds)
+    within = Test("within", claim.tolerance, seeds=rule.seeds)
+    return within if at_tier or rule.kind == "exact" else rule.lower
 
 
 def _effect(found: Interval, test: Test) -> Interval:
@@ -268,8 +282,8 @@ def _holds(test: Test, value: float, centre: float) -> bool:
 
 
 def _nearest(claim: Claim, measurement: Measurement) -> str:
-    """Say with which of the values in the sources the mean agrees, to within the tolerance."""
-    if not measurement.values or claim.value is None:
+    """Say with which of the values in the sources the mean agrees; empty where none, or no tolerance, is given."""
+    if not measurement.values or claim.value is None or not claim.tolerance:
         return ""
     given = claim.value if isinstance(claim.value, tuple) else (claim.value,)
     mean = mean_sd(measurement.values)[0]

@@ -13,7 +13,17 @@ from reprlib import repr as short
 
 from skiplab import files
 from skiplab.companion.claims import TIERS, Claim, choice, claims, fields, notebooks
-from skiplab.companion.judging import NOT_RECORDED, NOT_RUN, RANK, Measurement, Need, Verdict, judge, on_one
+from skiplab.companion.judging import (
+    NOT_RECORDED,
+    NOT_RUN,
+    NOT_TESTABLE,
+    RANK,
+    Measurement,
+    Need,
+    Verdict,
+    judge,
+    on_one,
+)
 from skiplab.errors import InputError, unknown
 
 LEDGER = files.ROOT / "data" / "ledger"  # committed: the presets in TIERS, and replicate: quick with other seeds
@@ -36,9 +46,8 @@ def record(
     The file is written whole or not at all, and belongs to this notebook and preset alone, so that jobs never collide.
     It goes to LEDGER, to SCRATCH for the presets smoke and custom, or to `folder`. Verdicts come in the order of
     data/claims.yaml. What stored runs measured carries their processors, anything else this machine's. Times measured
-    on other processors stay beside the new ones. `needs` says whether needs are met of which a measurement says
-    nothing itself. Raises InputError for an unknown claim, one of another notebook, or a
-    malformed measurement.
+    on other processors stay beside the new ones. `needs` says whether needs are met of which a measurement says nothing
+    itself. Raises InputError for an unknown claim, one of another notebook, or a malformed measurement.
     """
     choice("notebook", notebook, notebooks())
     choice("preset", preset, RANK)
@@ -64,17 +73,20 @@ def record(
 
 
 def verdicts(folder: Path | None = None) -> list[Verdict]:
-    """Return one verdict a claim, in the order of data/claims.yaml: that of the highest tier at which it was decided.
+    """Return one verdict a claim, in the order of data/claims.yaml: that of the highest tier which says anything.
 
-    Raises InputError where a file is damaged, or where its rule now gives another verdict than when it was run.
+    An inconclusive run says something: a smaller one does not decide in its place. Runs that lack values or what the
+    claim needs say nothing. Raises InputError where a file is damaged, or where its rule now gives another verdict than
+    when it was run.
     """
-    best = stored("quick", folder)
-    for preset in TIERS[1:]:
-        for name, verdict in stored(preset, folder).items():
-            decided = verdict.preset and verdict.verdict != NOT_RUN
-            if decided or (verdict.preset and best[name].verdict == NOT_RUN):
-                best[name] = verdict
-    return list(best.values())
+    by_tier = [stored(preset, folder) for preset in TIERS]
+    return [max((found[name] for found in by_tier), key=_weight) for name in by_tier[0]]
+
+
+def _weight(verdict: Verdict) -> tuple[int, int]:
+    """Rank verdicts on one claim: by whether they say anything, then by their tier."""
+    silent = {NOT_RUN: 0, NOT_TESTABLE: 1}
+    return silent.get(verdict.verdict, 2), TIERS.index(verdict.preset) + 1 if verdict.preset else 0
 
 
 def stored(preset: str, folder: Path | None = None) -> dict[str, Verdict]:
@@ -118,6 +130,8 @@ def _check(name: str, measurement: Measurement, known: Mapping[str, Claim], note
         raise InputError(f"{name} counts cases: give 0 <= violations <= cases and no values")
     elif violations and not measurement.note and claim.rule.kind == "statement":
         raise InputError(f"{name} has violations: describe a counterexample in the note")
+    if claim.rule.kind == "exact" and len(measurement.values) > 1:
+        raise InputError(f"{name} is one number, not {len(measurement.values)}")
     if silent := [need for need in claim.needs if need not in measurement.needs]:
         raise InputError(f"{name} needs {', '.join(silent)}: say in `needs` whether that is met")
 
@@ -139,15 +153,16 @@ def _placed(claim: Claim, measurement: Measurement, before: Mapping[str, tuple[f
 def _rows_before(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     """Return each claim's times by processor as a file holds them; nothing of a file that cannot be read.
 
-    A processor without a name is left out: it might be the one that measures now.
+    That includes files of other schemas. A processor without a name is left out: it might be the one that measures now.
     """
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = content["claims"] if content["schema"] == SCHEMA else {}
         found = {name: dict(_measurement(entry).by_processor) for name, entry in entries.items()}
         for rows in found.values():
             rows.pop(NOT_RECORDED, None)
         return found
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, InputError):
         return {}
 
 

@@ -1,7 +1,8 @@
 """Whether a rerun overturns a verdict: the quick experiments with other seeds, preset replicate, beside the published.
 
 Two runs contradict each other where one says that a claim holds and the other that it does not. A claim decided by one
-run only is no contradiction, and times are left out: they speak of a processor.
+run only is no contradiction; an inconclusive run, and one that lacks what the claim needs, decide nothing. Times are
+left out: they speak of a processor.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from skiplab.errors import InputError
 AGREE, ONE_SIDED, CONTRADICT = "agree", "decided on one side only", "contradict each other"
 NEITHER, TIMED = "decided on neither side", "about times, not compared"
 OUTCOMES = (AGREE, ONE_SIDED, CONTRADICT, NEITHER, TIMED)
-SIDES = {judging.REPRODUCED: True, judging.DIRECTION_ONLY: True, judging.NOT_REPRODUCED: False, judging.FALSE: False}
+SIDES = dict.fromkeys((judging.REPRODUCED, judging.DIRECTION_ONLY), True)
+SIDES |= dict.fromkeys((judging.NOT_REPRODUCED, judging.OPPOSITE, judging.FALSE), False)
 COLUMNS = ("claim", "quick", "with other seeds")
 
 
@@ -42,7 +44,7 @@ class Pair:
     def row(self) -> tuple[str, str, str]:
         """Return the claim's id, and each side's verdict and value in words."""
         both = (
-            f"{verdict.verdict} ({verdict.measured})" if verdict.measured else verdict.verdict
+            f"{verdict.in_words} ({verdict.measured})" if verdict.measured else verdict.in_words
             for verdict in (self.published, self.again)
         )
         return (self.published.claim.id, *both)

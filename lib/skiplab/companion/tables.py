@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from skiplab.companion.claims import OURS, PAPER, THIRD_PARTY, Claim, choice, notebooks, papers
+from skiplab.companion import fingerprint
+from skiplab.companion.claims import OURS, PAPER, THIRD_PARTY, Claim, choice, papers
 from skiplab.companion.deciding import INCONCLUSIVE
 from skiplab.companion.judging import NOT_RUN, NOT_TESTABLE, VERDICTS, plain
 from skiplab.companion.ledger import verdicts
@@ -16,7 +17,7 @@ TITLES = {PAPER: "The paper's claims", OURS: "Ours about it", THIRD_PARTY: "A th
 def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFrame:
     """Return the ledger, one row a claim, of one notebook or of all."""
     if notebook is not None:
-        choice("notebook", notebook, notebooks())
+        choice("notebook", notebook, fingerprint.notebooks())
     rows = [
         {
             "claim": verdict.claim.id,
@@ -84,7 +85,7 @@ def expected_errors(folder: Path | None = None) -> str:
     ]
     return (
         f"An interval at 90 % decided {len(decided)} of these claims. Each is decided wrongly by chance in at most 5 % "
-        f"of reruns at its margin, so about {round(0.05 * len(decided))} of them may be.\n"
+        f"of reruns at its margin, so at most about {round(0.05 * len(decided))} of them are.\n"
     )
 
 
