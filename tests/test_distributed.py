@@ -12,7 +12,7 @@ import test_dino
 import test_selfsupervised
 import torch
 from interruption import interrupted, weights
-from skiplab.companion import replay, runs
+from skiplab.companion import job, replay, runs
 from skiplab.errors import InputError
 from skiplab.training import dino, loop, selfsupervised
 from test_loop import TINY
@@ -201,7 +201,7 @@ def test_what_cannot_be_launched_is_one_line_and_leaves_nothing(tmp_path, monkey
 
 
 def test_a_damaged_checkpoint_is_set_aside_by_all_processes(tmp_path, monkeypatch):
-    folder = tmp_path / "train" / runs._place(loop.train, TINY)[0]
+    folder = tmp_path / "train" / job.place(loop.train, TINY)[0]
     folder.mkdir(parents=True)
     (folder / "checkpoint.safetensors").write_bytes(b"no checkpoint")
     (run,) = compute(monkeypatch, tmp_path, TWO, [TINY])

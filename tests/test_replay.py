@@ -7,7 +7,7 @@ import math
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from skiplab.companion import replay, runs, widgets
+from skiplab.companion import job, replay, runs, widgets
 from skiplab.companion.explorations import checked, replay_controls, strip
 from skiplab.companion.fingerprint import notebook_code_cells
 from skiplab.errors import InputError
@@ -67,7 +67,7 @@ def test_a_run_that_dies_before_its_result_is_stored_keeps_its_maps(found, store
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs.provenance, "machine", stop)
+        patch.setattr(job.provenance, "machine", stop)
         with pytest.raises(Stop):
             runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
     (run,) = runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
