@@ -13,7 +13,7 @@ import torch
 import test_dino
 import test_selfsupervised
 from interruption import interrupted, weights
-from skiplab.companion import runs
+from skiplab.companion import job, runs
 from skiplab.errors import InputError
 from skiplab.studies.playground import replay
 from skiplab.training import dino, loop, selfsupervised
@@ -203,7 +203,7 @@ def test_what_cannot_be_launched_is_one_line_and_leaves_nothing(tmp_path, monkey
 
 
 def test_a_damaged_checkpoint_is_set_aside_by_all_processes(tmp_path, monkeypatch):
-    folder = tmp_path / "train" / runs._place(loop.train, TINY)[0]
+    folder = tmp_path / "train" / job.place(loop.train, TINY)[0]
     folder.mkdir(parents=True)
     (folder / "checkpoint.safetensors").write_bytes(b"no checkpoint")
     (run,) = compute(monkeypatch, tmp_path, TWO, [TINY])

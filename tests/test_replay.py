@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from skiplab.companion import runs, widgets
+from skiplab.companion import job, runs, widgets
 from skiplab.companion.explorations import checked, strip
 from skiplab.companion.fingerprint import notebook_code_cells
 from skiplab.errors import InputError
@@ -70,7 +70,7 @@ def test_a_run_that_dies_before_its_result_is_stored_keeps_its_maps(found, store
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs.provenance, "machine", stop)
+        patch.setattr(job.provenance, "machine", stop)
         with pytest.raises(Stop):
             runs.load_or_run(replay.train_and_watch, [TINY], workers=0)
     (run,) = runs.load_or_run(replay.train_and_watch, [TINY], workers=0)

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import standin
 from interruption import interrupted
 from skiplab import files
-from skiplab.companion import runs
+from skiplab.companion import job, runs
 from skiplab.errors import InputError
 from skiplab.studies.anti_oversmoothing import costs as anti_oversmoothing_costs
 from skiplab.studies.token_graying import costs
@@ -53,7 +53,7 @@ def test_a_second_call_computes_nothing(store, monkeypatch):
         "provenance.json",
         "result.json",
     ]
-    monkeypatch.setattr(runs._Job, "execute", None)
+    monkeypatch.setattr(job.Job, "execute", None)
     said.clear()
     assert load_or_run(said=said) == [first]
     assert said == ["1 of 1 runs loaded from the store, 0 to compute"]
@@ -172,48 +172,48 @@ def test_a_stored_model_scores_what_its_result_says(store):
     ],
 )
 def test_the_hash_follows_the_configuration(store, change):
-    assert runs._place(loop.train, TINY)[0] != runs._place(loop.train, but(**change))[0]
+    assert job.place(loop.train, TINY)[0] != job.place(loop.train, but(**change))[0]
 
 
 def test_the_hash_follows_data_code_and_versions(store, monkeypatch):
-    hashes = {runs._place(loop.train, TINY)[0]}
+    hashes = {job.place(loop.train, TINY)[0]}
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_code", lambda module: "other")
-        hashes.add(runs._place(loop.train, TINY)[0])
+        patch.setattr(job, "_code", lambda module: "other")
+        hashes.add(job.place(loop.train, TINY)[0])
     with monkeypatch.context() as patch:
-        patch.setattr(runs.provenance, "versions", lambda: {"torch": "0"})
-        hashes.add(runs._place(loop.train, TINY)[0])
+        patch.setattr(job.provenance, "versions", lambda: {"torch": "0"})
+        hashes.add(job.place(loop.train, TINY)[0])
     with monkeypatch.context() as patch:
         data = dataclasses.replace(loop.dataset(TINY), digest="other")
         patch.setattr(loop, "dataset", lambda config: data)
-        hashes.add(runs._place(loop.train, TINY)[0])
+        hashes.add(job.place(loop.train, TINY)[0])
     assert len(hashes) == 4
 
 
 def test_code_that_changed_under_a_running_notebook_is_noticed(store, monkeypatch):
-    job = runs._Job(loop.train, TINY, *runs._place(loop.train, TINY))
-    monkeypatch.setattr(runs, "_code", lambda module: "what a worker that started later has loaded")
+    begun = job.Job(loop.train, TINY, *job.place(loop.train, TINY))
+    monkeypatch.setattr(job, "_code", lambda module: "what a worker that started later has loaded")
     with pytest.raises(InputError, match="code changed since this notebook started: restart the kernel"):
-        job.execute()
-    assert not job.folder.exists()
+        begun.execute()
+    assert not begun.folder.exists()
 
 
 def test_code_edited_after_it_was_loaded_is_noticed(store, monkeypatch):
-    runs._code.cache_clear()
-    assert Path(loop.__file__) in runs._LOADED
-    monkeypatch.setitem(runs._LOADED, Path(loop.__file__), "what was loaded before the edit")
+    job._code.cache_clear()
+    assert Path(loop.__file__) in job._LOADED
+    monkeypatch.setitem(job._LOADED, Path(loop.__file__), "what was loaded before the edit")
     with pytest.raises(InputError, match="loop.py changed since this notebook started: restart the kernel"):
         load_or_run()
 
 
 def test_code_edited_before_it_is_imported_is_noticed(store, monkeypatch):
     """As a module that a notebook imports after the store, or a function imports when it is called."""
-    runs._code.cache_clear()
+    job._code.cache_clear()
     path = Path(runs.__file__).with_name("replication.py")
-    monkeypatch.setitem(runs._LOADED, path, "what it was when the notebook started")
+    monkeypatch.setitem(job._LOADED, path, "what it was when the notebook started")
     with pytest.raises(InputError, match="replication.py changed since this notebook started: restart the kernel"):
-        runs._code("skiplab.companion.replication")
-    runs._code(loop.train.__module__)  # which does not import it
+        job._code("skiplab.companion.replication")
+    job._code(loop.train.__module__)  # which does not import it
 
 
 @pytest.mark.parametrize("given, expected", [("~/r", "home/r"), ("r", "work/r")])
@@ -222,7 +222,7 @@ def test_the_store_is_expanded_and_stays_where_it_is(monkeypatch, tmp_path, give
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COMPANION_RUNS", given)
     monkeypatch.chdir(tmp_path / "work")
-    runs._absolute.cache_clear()
+    job._absolute.cache_clear()
     assert runs.store() == tmp_path / expected
     monkeypatch.chdir(tmp_path)
     assert runs.store() == tmp_path / expected
@@ -273,17 +273,17 @@ def test_a_failure_in_a_launched_process_keeps_its_kind(store, monkeypatch):
 
 
 def test_data_that_changed_under_a_running_notebook_are_noticed(store):
-    name, folder, digest, code = runs._place(loop.train, TINY)
+    name, folder, digest, code = job.place(loop.train, TINY)
     with pytest.raises(InputError, match="the data changed since this notebook loaded them: restart the kernel"):
-        runs._Job(loop.train, TINY, name, folder, "another digest", code).execute()
+        job.Job(loop.train, TINY, name, folder, "another digest", code).execute()
     assert not folder.exists()
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_not_computed_again(store, monkeypatch):
     load_or_run()
-    job = runs._Job(loop.train, TINY, *runs._place(loop.train, TINY))
-    monkeypatch.setattr(runs._Job, "_compute", None)
-    assert job.execute() == []
+    late = job.Job(loop.train, TINY, *job.place(loop.train, TINY))
+    monkeypatch.setattr(job.Job, "_compute", None)
+    assert late.execute() == []
 
 
 def cut(text):
@@ -391,7 +391,7 @@ def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(
     monkeypatch.setenv("COMPANION_RUNS", str(folder / "runs"))
     with pytest.raises(files.StorageError) as error:
         load_or_run()
-    path = runs.store() / refused.replace("HASH", runs._place(loop.train, TINY)[0])
+    path = runs.store() / refused.replace("HASH", job.place(loop.train, TINY)[0])
     (line,) = str(error.value).splitlines()
     assert line.startswith(f"cannot write {path}: {reason}; free space there, or set COMPANION_RUNS")
     assert not list(folder.rglob("*.tmp"))
@@ -406,7 +406,7 @@ def test_a_store_on_such_a_disk_is_one_clear_error_and_the_next_try_succeeds(
 @pytest.fixture
 def name():
     """Return the hash of a run whose data and code are loaded: later another user may not be able to read them."""
-    return runs._place(loop.train, TINY)[0]
+    return job.place(loop.train, TINY)[0]
 
 
 def test_a_store_without_permission_is_one_clear_error(name, as_nobody, monkeypatch):

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 -m skiplab.companion.member skiplab.training.loop:train data/runs/train/HASH
 
-The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `skiplab.companion.runs`.
+The run store calls it where the environment variable COMPANION_LAUNCH holds a launcher; see `skiplab.companion.job`.
 Every process reads the run's config.json and computes; the first one writes metrics.jsonl and, at the end,
 outcome.json. One that cannot go on writes why to failure.json, since launchers report only a status.
 """
