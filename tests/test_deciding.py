@@ -9,21 +9,20 @@ from scipy import stats
 from skiplab.companion import deciding
 from skiplab.companion.deciding import CONTRADICTED, HOLDS, INCONCLUSIVE, Interval
 
-CHANCE = np.random.default_rng(0)
 DRAWS = 4000
 ERROR = 3 * math.sqrt(0.05 * 0.95 / DRAWS)  # three standard errors of a share of 5 %
 
 
 def outcomes(effect, sd, n, decide):
     """Return the share of each outcome over DRAWS samples of n values."""
-    samples = CHANCE.normal(effect, sd, (DRAWS, n))
+    samples = np.random.default_rng(0).normal(effect, sd, (DRAWS, n))
     found = [decide(deciding.mean_interval(sample.tolist())) for sample in samples]
     return {outcome: found.count(outcome) / DRAWS for outcome in (HOLDS, CONTRADICTED, INCONCLUSIVE)}
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 30])
 def test_the_interval_is_scipys(n):
-    values = CHANCE.normal(3, 2, n)
+    values = np.random.default_rng(n).normal(3, 2, n)
     found = deciding.mean_interval(values.tolist())
     low, high = stats.t.interval(0.9, n - 1, values.mean(), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
