@@ -441,8 +441,8 @@ def record(found: dict, folder: Path = ledger.LEDGER) -> str:
     01's only where they were trained on its data for all of its epochs, which takes more than 8 `--minutes`; shorter
     ones stay in data/gpu_check.json, since the levels, the differences and the divergences that the claims speak of are
     those of a whole training. Even then they are one seed at a learning rate that was not chosen on the baseline: the
-    note says so, and the rules, which ask for more seeds, leave these claims undecided. What a notebook itself recorded is
-    never touched.
+    note says so, and the rules, which ask for more seeds, leave these claims undecided. What a notebook itself recorded
+    is never touched.
     """
     if found["device"]["device"] != "cuda":
         return "nothing recorded in the ledger: no GPU"
