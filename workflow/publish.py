@@ -15,8 +15,8 @@ from skiplab.errors import InputError
 from workflow.jobs import BUILD
 
 README, LEDGER_PAGE = files.ROOT / "README.md", files.ROOT / "LEDGER.md"
-LEDGER_WORDS = """Written by `make reproduce`. Each claim with the paper's value beside ours: the mean, in brackets its
-interval at 90 %. `data/claims.yaml` holds the claims, their sources, and the rules that decide them."""
+LEDGER_WORDS = """Written by `make reproduce`. Each claim with the value claimed beside the measured one: the mean, and
+in brackets its interval at 90 %. `data/claims.yaml` holds the claims, their sources, and the rules that decide them."""
 BENCHMARKS = files.ROOT / "benchmarks"
 LEDGER_START, LEDGER_END = "<!-- ledger: written by `make reproduce` -->\n", "<!-- end of ledger -->\n"
 RERUN_START, RERUN_END = "<!-- rerun: written by `make reproduce` and `make replicate` -->\n", "<!-- end of rerun -->\n"

@@ -23,7 +23,7 @@ def table(notebook: str | None = None, folder: Path | None = None) -> pd.DataFra
             "claim": verdict.claim.id,
             "statement": verdict.claim.statement,
             "whose": verdict.claim.whose,
-            "paper's value": _value(verdict.claim),
+            "claimed": _value(verdict.claim),
             "measured": verdict.measured,
             "n": verdict.n,
             "verdict": verdict.in_words,
@@ -44,7 +44,7 @@ def markdown(notebook: str | None = None, folder: Path | None = None) -> str:
     Claims that were not run are only counted.
     """
     rows = table(notebook, folder)
-    columns = ["claim", "paper's value", "measured", "n", "verdict", "preset", "detail"]
+    columns = ["claim", "claimed", "measured", "n", "verdict", "preset", "detail"]
     parts = []
     for paper, citation in papers().items():
         mine = rows[rows["claim"].str.startswith(f"{paper}.")]
