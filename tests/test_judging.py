@@ -292,6 +292,18 @@ def test_any_numbers_give_a_verdict_in_one_line(values, preset, claim, met):
         assert found.group in judging.VERDICTS and "\n" not in str(found)
 
 
+@given(
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.sampled_from([one for one in claims.claims().values() if one.rule.kind in ("statement", "share")]),
+    st.sampled_from(sorted(judging.RANK)),
+)
+def test_any_counts_give_a_verdict_in_one_line(violations, more, claim, preset):
+    counted = Measurement(violations=violations, cases=violations + more, note="x")
+    found = judging.judge(claim, counted, preset)
+    assert found.group in judging.VERDICTS and "\n" not in str(found)
+
+
 # --- Chance -----------------------------------------------------------------------------------------------------------
 
 DRAWS = 1500
