@@ -124,7 +124,7 @@ def test_a_second_check_replaces_the_first(tmp_path):
 def test_whole_trainings_are_recorded_but_decide_nothing(tmp_path):
     gpu_check.record(found(), tmp_path)
     entries = recorded(tmp_path, "01_skip_removal")
-    values = {name.removeprefix("asa.skip."): entry["values"] for name, entry in entries.items()}
+    values = {name.removeprefix("asa.skip."): entry.get("values") for name, entry in entries.items()}
     assert values == {
         "both": [92.0],
         "no_ffn": [90.0],
@@ -133,8 +133,14 @@ def test_whole_trainings_are_recorded_but_decide_nothing(tmp_path):
         "drop_no_sab": [-22.0],
         "asymmetry": [-20.0],
         "none_worst": [-10.0],
-        "diverges": [1.0],
+        "diverges": None,
         "divergence_epoch": [33.0],
+    }
+    assert (entries["asa.skip.diverges"]["violations"], entries["asa.skip.diverges"]["cases"]) == (1, 1)
+    assert {name: need["met"] for entry in entries.values() for name, need in entry.get("needs", {}).items()} == {
+        "learnt": True,
+        "off_floor": False,  # one seed has no interval
+        "long_enough": True,
     }
     assert {entry["verdict"] for entry in entries.values()} == {judging.NOT_RUN}
     assert len(ledger.verdicts(tmp_path)) == len(claims.claims())
@@ -152,7 +158,7 @@ def test_other_trainings_than_the_notebooks_are_not_recorded(tmp_path, shorter):
     "notebook, claim", [("01_skip_removal", "asa.skip.both"), ("02_token_graying", "asa.time.svd.ratio")]
 )
 def test_what_a_notebook_recorded_is_kept(tmp_path, notebook, claim):
-    ledger.record({claim: ledger.Measurement((5.0, 5.1, 5.2))}, notebook=notebook, preset="gpu", folder=tmp_path)
+    ledger.record({claim: judging.Measurement((5.0, 5.1, 5.2))}, notebook=notebook, preset="gpu", folder=tmp_path)
     before = recorded(tmp_path, notebook)
     for _ in range(2):
         assert f"{notebook}: not recorded, the notebook has been run on a GPU" in gpu_check.record(found(), tmp_path)
