@@ -71,6 +71,7 @@ ROWS = {
         [
             "test_params.py",
             "test_data.py",
+            "test_claims.py::test_a_malformed_file_gets_one_line_that_names_the_entry",
             "test_ledger.py",
             "test_loop.py::test_bad_configurations_are_refused_in_one_line",
             "test_fuzz.py::test_a_preset_file_that_is_none_is_named",

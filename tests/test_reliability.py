@@ -17,7 +17,7 @@ import pytest
 
 from skiplab import files
 from skiplab.companion import claims, ledger, runs
-from skiplab.companion.judging import Measurement
+from skiplab.companion.judging import Measurement, Need
 from skiplab.training import checkpoint, loop
 from test_loop import TINY, but
 
@@ -127,6 +127,7 @@ def record_once(folder, number):
     )
     ledger.record(
         {"anti.similarity.features": Measurement((0.1, 0.2, 0.3))},
+        {name: Need(True, "so") for name in ("learnt", "beyond_untrained")},
         notebook="03_low_pass",
         preset="quick",
         folder=folder,

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from skiplab.companion import claims, fingerprint, ledger, params, replication
-from skiplab.companion.judging import Measurement
+from skiplab.companion import claims, fingerprint, judging, ledger, params, replication
+from skiplab.companion.judging import Measurement, Need
 from skiplab.errors import InputError
 from workflow import costs
 
@@ -70,16 +70,19 @@ def test_seeds_that_would_meet_are_refused_in_one_line():
 
 # --- The comparison ---------------------------------------------------------------------------------------------------
 
-DROP, ASYMMETRY, DIAGRAM = "asa.skip.drop_no_sab", "asa.skip.asymmetry", "asa.skip.phase_diagram"
-LOW, HIGH, FEW = (-18.0, -20.0, -16.0), (3.0, 1.0, 2.0), (-18.0,)
+DROP, SAME, DIAGRAM = "asa.skip.drop_no_sab", "asa.skip.convmixer", "asa.skip.phase_diagram"
+LOW, HIGH, BOTH, FEW = (-18.0, -20.0, -16.0), (3.0, 1.0, 2.0), (-30.0, 0.0, 20.0), (-18.0,)
 NONE, SOME = Measurement(violations=0, cases=9), Measurement(violations=2, cases=9, note="depth 2")
+NEEDS = {name: Need(True, "so") for name in claims.needs()}
+UNMET = Measurement(LOW, needs={"learnt": Need(False, "12 % of 50 %")})
+FALSE = "anti.cor2.stochastic"
 
 
 def pairs(folder, name, published, again):
     for preset, measured in (("quick", published), ("replicate", again)):
         one = measured if isinstance(measured, Measurement) else Measurement(measured)
         notebook = claims.claims()[name].notebook
-        ledger.record({name: one}, notebook=notebook, preset=preset, folder=folder)
+        ledger.record({name: one}, NEEDS, notebook=notebook, preset=preset, folder=folder)
     return {pair.published.claim.id: pair for pair in replication.compare(folder)}
 
 
@@ -91,11 +94,22 @@ def pairs(folder, name, published, again):
         (DROP, LOW, HIGH, "contradict each other"),
         (DROP, HIGH, LOW, "contradict each other"),
         (DROP, LOW, FEW, "decided on one side only"),
+        (DROP, LOW, BOTH, "decided on one side only"),  # an inconclusive run takes no side
+        (DROP, UNMET, HIGH, "decided on one side only"),  # nor does one that lacks what the claim needs
         (DROP, FEW, HIGH, "decided on one side only"),
         (DROP, FEW, FEW, "decided on neither side"),
+        (DROP, BOTH, UNMET, "decided on neither side"),
+        (SAME, (0.1, 0.2, 0.3), (9.0, 9.1, 9.2), "contradict each other"),
         (DIAGRAM, NONE, NONE, "agree"),
-        (DIAGRAM, SOME, SOME, "agree"),  # false by the same counterexample
+        (DIAGRAM, SOME, SOME, "agree"),
         (DIAGRAM, NONE, SOME, "contradict each other"),
+        (
+            FALSE,
+            Measurement(violations=0, cases=200),
+            Measurement(violations=1, cases=9, note="X"),
+            "contradict each other",
+        ),
+        (FALSE, Measurement(violations=1, cases=9, note="X"), Measurement(violations=2, cases=9, note="Y"), "agree"),
         ("asa.time.cpu.vit", (3.0,) * 3, (1.0,) * 3, "about times, not compared"),
         ("asa.tg.gain_range", (0.1,), (0.9,), "agree"),  # its verdict is fixed
     ],
@@ -113,8 +127,8 @@ def test_what_agrees_and_what_contradicts(tmp_path, name, published, again, outc
 def test_a_contradiction_is_named_with_both_verdicts_and_values(tmp_path):
     line = replication.contradictions(list(pairs(tmp_path, DROP, LOW, HIGH).values()))
     assert line.endswith(
-        f"contradicted by other seeds: {DROP}: direction only (-18.0 ± 2.0 points) in quick, "
-        "not reproduced (+2.0 ± 1.0 points) with other seeds"
+        f"contradicted by other seeds: {DROP}: direction only (-18.0 (-21.4 to -14.6) points) in quick, "
+        "opposite here (+2.0 (+0.3 to +3.7) points) with other seeds"
     )
 
 
@@ -135,3 +149,9 @@ def test_the_readme_says_what_is_missing_or_unreadable(tmp_path):
     assert "damaged or was judged by other rules" in replication.section(tmp_path)
     with pytest.raises(InputError, match="rerun 01_skip_removal in preset replicate"):
         replication.compare(tmp_path)
+
+
+def test_every_verdict_takes_a_side_or_says_why_it_takes_none():
+    neither = {judging.INCONCLUSIVE, judging.NOT_TESTABLE, judging.NOT_RUN}
+    compared = set(judging.VERDICTS) - {judging.TIMED, *claims.FIXED}
+    assert compared == set(replication.SIDES) | neither and not neither & set(replication.SIDES)

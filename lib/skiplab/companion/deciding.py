@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy.stats import beta, t
 
@@ -46,7 +47,12 @@ def mean_interval(values: Iterable[float]) -> Interval:
 
 def half_width(sd: float, n: int) -> float:
     """Return half the width of the t interval of n ≥ 2 values with standard deviation `sd`."""
-    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sd / math.sqrt(n)
+    return _quantile(n - 1) * sd / math.sqrt(n)
+
+
+@lru_cache(maxsize=MOST)
+def _quantile(degrees: int) -> float:
+    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 def share_interval(hits: int, cases: int) -> Interval:

@@ -127,7 +127,7 @@ class Verdict:
             return ""
         if infinite := not_finite(self.measurement.values):
             return infinite
-        if self.n == 1:
+        if len(self.measurement.values) == 1:
             return f"{plain(self.measurement.values[0], self.claim.unit)} {self.claim.unit}"
         found = interval(self.measurement)
         ends = " to ".join(plain(end, self.claim.unit) for end in (found.low, found.high))

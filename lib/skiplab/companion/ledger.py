@@ -162,7 +162,7 @@ def _rows_before(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
         for rows in found.values():
             rows.pop(NOT_RECORDED, None)
         return found
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, InputError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return {}
 
 
