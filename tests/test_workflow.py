@@ -184,7 +184,8 @@ def test_a_rerun_is_compared_and_the_readme_shows_it(project, monkeypatch, capsy
     first = "direction only (-18.0 (-21.4 to -14.6) points)"
     again = "opposite here (+2.0 (+0.3 to +3.7) points)"
     assert err == (
-        f"1 of {len(claims.claims())} verdicts are contradicted by other seeds: asa.skip.drop_no_sab: {first} in quick, "
+        f"1 of {len(claims.claims())} verdicts are contradicted by other seeds: asa.skip.drop_no_sab: "
+        f"{first} in quick, "
         f"{again} with other seeds\n"
     )
     row = f"| asa.skip.drop_no_sab | {first} | {again} |"
