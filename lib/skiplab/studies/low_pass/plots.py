@@ -155,7 +155,7 @@ def parts(table: pandas.DataFrame) -> Figure:
 def similarities(table: pandas.DataFrame) -> Figure:
     """Draw how alike tokens and rows of attention are by relative depth: mean and ± 1 sd over models."""
     figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.0), sharey=True)
-    for axis, column, title in zip(axes, ("features", "attention"), ("tokens", "rows of the attention maps")):
+    for axis, column, title in zip(axes, ("features", "attention"), ("tokens", "columns of the attention maps")):
         seaborn.lineplot(
             table,
             x="depth",
