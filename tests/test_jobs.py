@@ -153,10 +153,10 @@ def project(tmp_path_factory):
         "workflow/resources.yaml",
         "workflow/__init__.py",
         "workflow/jobs.py",
-        "lib/skiplab/skiplab/files.py",
-        "lib/skiplab/skiplab/errors.py",
-        "lib/skiplab/skiplab/companion/__init__.py",
-        "lib/skiplab/skiplab/companion/fingerprint.py",
+        "lib/skiplab/files.py",
+        "lib/skiplab/errors.py",
+        "lib/skiplab/companion/__init__.py",
+        "lib/skiplab/companion/fingerprint.py",
     ):
         files.write(root / name, (files.ROOT / name).read_text())
     for name, text in PROJECT.items():
@@ -171,7 +171,7 @@ def project(tmp_path_factory):
     files.write(
         root / "Snakefile",
         snakefile.replace(
-            "PYTHONPATH={ROOT:q} {sys.executable:q} -m workflow execute", "echo {output} > {output}; echo"
+            "PYTHONPATH={ROOT:q}/lib:{ROOT:q} {sys.executable:q} -m workflow execute", "echo {output} > {output}; echo"
         ),
     )
     assert snakemake(root) == {"00_overview", "01_one", "02_two"}
