@@ -22,7 +22,9 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python %d.%d is too old: use PYTHON=python3.11 or newer" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --progress-bar on --requirement requirements.lock
-	$(BIN)/python -m pip install --no-deps --editable .
+	LC_ALL=C.UTF-8 $(BIN)/python -m pip install --no-deps --editable .
+	@# Relative: Python reads this file in the user's locale, and stops at an accent where that has none.
+	@LC_ALL=C.UTF-8 $(BIN)/python -c 'import os, pathlib, sysconfig; site = sysconfig.get_path("purelib"); [file.write_text(os.path.relpath("lib", site) + "\n") for file in pathlib.Path(site).glob("__editable__.skip_companion-*.pth")]'
 	@touch $(READY)
 
 define EXECUTE
